@@ -38,6 +38,9 @@ environment to all programs, and the middleware for Ruby's Sidekiq reads ``ASYNC
 _KUBERNETES: Final = re.compile(r"(\w+?_)??(service_(host|port(_\w+)?)|port(_\d+_(tcp|udp|sctp)(_(proto|port|addr))?)?)")
 _ADDRESS: Final = re.compile(r"(tcp|udp|sctp)://")
 _REDIS: Final = ("redis://", "rediss://", "unix://")
+LEAST_HELD_S: Final = 5.0
+"""Smallest ``held_limit_s``: on a busy machine every process stalls for a second or two."""
+
 QUEUE_NAME: Final = re.compile(r"[A-Za-z0-9_:.\-]{1,255}")
 _BUCKET: Final = re.compile(r"(?!(?:file|local|https?|s?ftp|ssh)://)[a-z][a-z0-9+.-]*://[^\s?#]+")
 _URLS: Final = frozenset({"database_url", "broker_url", "results_url"})
@@ -100,6 +103,12 @@ class Config:
     shutdown_s: float = _field(25.0, "Seconds that running jobs have to end after a stop.", low=0, high=86_400)
     lease_s: float = _field(20.0, "Seconds after which a silent process counts as dead.", low=0.5, high=3600)
     heartbeat_s: float = _field(5.0, "Seconds between renewals of the lease; at most half of it.", low=0.1, high=1800)
+    held_limit_s: float = _field(
+        0.0,
+        "Seconds that a worker process may be held before its supervisor kills and replaces it, at least 5; 0: for ever.",
+        low=0,
+        high=86_400,
+    )
     dispatch_ahead_s: float = _field(
         0.25, "Seconds of work that the dispatcher keeps in a foreign queue.", low=0.01, high=60
     )
@@ -207,6 +216,11 @@ class Config:
         for name, known in _CHOICES.items():
             if getattr(self, name) not in known:
                 raise ConfigError(f"{name} {getattr(self, name)!r}: write {', '.join(known[:-1])} or {known[-1]}")
+        if 0 < self.held_limit_s < LEAST_HELD_S:
+            raise ConfigError(
+                f"held_limit_s ({self.held_limit_s:g}) must be 0 or at least {LEAST_HELD_S:g}, or a process that a busy"
+                " machine holds up is killed"
+            )
         if self.locale not in CATALOGUE:
             raise ConfigError(f"locale {self.locale!r} does not ship; choose one of {', '.join(CATALOGUE)}")
         if not (self.uses_redis or self.broker_url in ("", self.database_url)):

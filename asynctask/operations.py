@@ -146,6 +146,10 @@ class ProcessInfo(TypedDict):
     rss: Annotated[int | None, "Bytes."]
     quiet: bool
     alive: bool
+    held_s: Annotated[
+        float | None,
+        "Seconds since its last heartbeat, while it does not answer (`held`): its supervisor says that it exists.",
+    ]
     queues: list[str]
     started_at: Time | None
     beat_at: Time | None
@@ -168,7 +172,9 @@ class ActionOutcome(TypedDict):
 class Event(ListedEvent):
     """The record of one job, and what can be done about it."""
 
-    actions: Annotated[list[Literal["restart", "kill", "delete", "stop", "start"]], "Those that apply to it now."]
+    actions: Annotated[
+        list[Literal["restart", "kill", "delete", "dismiss", "stop", "start"]], "Those that apply to it now."
+    ]
 
 
 class ToldEvent(Event):
@@ -219,8 +225,9 @@ class WaitReason:
 
 
 class Operations:
-    """The operations of one application. ``engines``: the attached ones by name, whose queues are counted; ``workers``: the
-    registered ones by name, whose checks are asked; ``queues``: those that its settings name.
+    """The operations of one application. ``dead``: its count of dead jobs; ``engines``: the attached ones by name, whose
+    queues are counted; ``workers``: the registered ones by name, whose checks are asked; ``queues``: those that its
+    settings name.
 
     Every method may raise :class:`Unavailable`, and :class:`InputError` for an invalid name, limit or text. ``who`` is
     written to the log of the Tasks concerned. ``take``: as of :class:`TaskHandle`.
@@ -230,11 +237,13 @@ class Operations:
         self,
         services: Services,
         broker: Broker | None,
+        dead: queries.DeadCount,
         engines: Mapping[str, Engine] = MappingProxyType({}),
         workers: Mapping[str, Worker] = MappingProxyType({}),
         queues: Collection[str] = (),
     ) -> None:
         self._services = services
+        self._dead = dead
         self._queues = queues
         self._workers = workers
         self._engines = engines
@@ -465,15 +474,23 @@ class Operations:
         with self._ledger.database.read() as connection:
             task = tasks.get(connection, task_id)
             found = progress_rows.progress(connection, [task_id], now)
-            holder = (
-                queries.session_holder(connection, task["session_key"]) if progress_rows.waits_for_session(task) else None
-            )
-        if not found or found[0]["done"] or found[0]["counts"]["working"]:
+            processes = recovery.list_processes(connection)
+            silent = {str(each["identity"]): each for each in processes if _held_s(each, now) is not None}
+            held = queries.rows_held_by(connection, task_id, silent)
+        if not found or found[0]["done"] or found[0]["counts"]["working"] > sum(running for _, running in held.values()):
             return []
-        progress = found[0]
+        reasons = [_held(silent[identity], rows, now) for identity, (rows, _) in sorted(held.items())]
+        return reasons + self._standstill(task, found[0], now)
+
+    def _standstill(self, task: Mapping[str, Any], progress: Mapping[str, Any], now: int) -> list[WaitReason]:
+        """Why no further row of a Task (its columns) begins."""
+        task_id = task["id"]
         if called := [str(each["job_id"]) for each in progress["callbacks"] if each["status"] == Status.ENQUEUE]:
             return list(dict.fromkeys(reason for job_id in called for reason in self._not_called(job_id)))
         if progress["state"] == State.PAUSED or progress_rows.waits_for_session(task):
+            with self._ledger.database.read() as connection:
+                waits = progress_rows.waits_for_session(task)
+                holder = queries.session_holder(connection, task["session_key"]) if waits else None
             return [_held_back(progress, holder)]
         if progress["state_reason"] == "stopped_jobs":
             mend = "asynctask jobs --resumable lists them, asynctask start JOB starts one"
@@ -523,6 +540,9 @@ class Operations:
             found.append(WaitReason("no_process", text, mend))
         elif paused:
             found.append(WaitReason("queue_paused", f"The queue {name} is paused", f"asynctask queues unpause {name}"))
+        elif all(each["held_s"] is not None for each in there):
+            text = f"The processes that work the queue {name} do not answer"
+            found.append(WaitReason("held", text, "end them (kill -9), or set held_limit_s, and start others"))
         elif all(each["quiet"] for each in there):
             text = f"The processes that work the queue {name} take no more jobs"
             found.append(WaitReason("quiet", text, "stop them, and start others"))
@@ -605,7 +625,8 @@ class Operations:
     def job(self, job_id: str) -> dict[str, Any]:
         """An :class:`Event`. Raises :class:`NotFound`."""
         event, foreign = self._event(job_id)
-        return {**event, "actions": [] if foreign else [*self._actions(event), *_stop_or_start(event)]}
+        actions = [] if foreign else [*self._actions(event), *_stop_or_start(event)]
+        return {**event, "actions": [*actions, "dismiss"] if _is_dead(event) else actions}
 
     def _event(self, job_id: str) -> tuple[dict[str, Any], str | None]:
         """An Event, and the other program that alone can run its job, if any."""
@@ -631,16 +652,19 @@ class Operations:
 
     def act_on_job(self, job_id: str, action: str, *, who: str = "") -> dict[str, Any]:
         """:meth:`act` for one tracked job, wherever it waits; a job that ended ``failed`` without a Task is restarted, too.
+        ``dismiss``: of a dead one.
 
         One that waits in a queue is deleted there: in a queue of an attached engine, through that engine. Returns the Event
         as :meth:`job`. Raises :class:`NotFound`, and :class:`Conflict` with the reason if the action does not apply.
         """
-        _refuse_unknown(action, VERBS, "action")
+        _refuse_unknown(action, (*VERBS, DISMISS), "action")
         event = self.job(job_id)
         if action == "restart" and action in event["actions"]:
             self._services.refuse_unperformed(str(event["worker"]), str(event["queue"]))
         if action == "restart" and event["status"] in ("error", "failed"):
             done = queries.retry_one(self._ledger, event["id"], who=who, refused_too=True)
+        elif action == DISMISS:
+            done = bool(queries.dismiss(self._ledger, [event["id"]], who=who))
         elif event["waits_for"] is not None and action == "restart":
             raise Conflict("it waits for earlier jobs of its key, and starts when its turn comes")
         elif event["status"] == "enqueue" and (event["due_at"] or event["waits_for"]) is not None:
@@ -839,12 +863,15 @@ class Operations:
     def act(self, list_name: str, action: str, keys: Sequence[str], *, who: str = "") -> ActionResult:
         """Runs entries of a list now (``restart``), moves them to the dead (``kill``) or deletes them (``delete``).
 
-        For a tracked job these are a retry of this job, an end in ``error``, and cancelling its item. A lone job of an
-        attached engine is pushed to its queue there. Jobs of another program are skipped; raises :class:`OtherEngine` if
-        all are. A restart skips jobs of the ledger that nobody performs.
+        For a tracked job these are a retry of this job, an end in ``error``, and cancelling its item. ``dismiss`` takes
+        tracked jobs, whose outcome stays recorded, from the dead; it skips untracked ones. A lone job of an attached engine
+        is pushed to its queue there. Jobs of another program are skipped; raises :class:`OtherEngine` if all are. A restart
+        skips jobs of the ledger that nobody performs.
         """
         set_name = checked(list_name, action)
         result, wanted = ActionResult(), wanted_keys(keys)
+        if action == DISMISS:
+            return self._dismiss(wanted, who)
         with self._ledger.database.read() as connection:
             found = queries.find(connection, queries.in_list(set_name, self._ledger.now()), job_ids(wanted))
             elsewhere = queries.engines(connection, found.values())
@@ -862,16 +889,20 @@ class Operations:
 
     def act_on_all(self, list_name: str, action: str, *, who: str = "") -> ActionResult:
         """:meth:`act` for all entries present at the start. A tracked job's outcome stays recorded: deleting the dead
-        removes untracked ones only."""
+        removes untracked ones only, and dismissing them takes tracked ones from the list."""
         set_name = checked(list_name, action)
         result, where = ActionResult(), queries.in_list(set_name, self._ledger.now())
+        if action == DISMISS:
+            for ids in self._pages(where & ~queries.IS_UNTRACKED):
+                result.done += queries.dismiss(self._ledger, ids, who=who)
+            return result
         if set_name == DEAD and action == "delete":
             for ids in self._pages(where & queries.IS_UNTRACKED):
                 result.done += queries.delete_dead(self._ledger, ids)
         else:
             if set_name == DEAD:
                 self._retry_dead_tasks(result, who)
-                where &= queries.IS_ALONE
+                where &= queries.IS_ALONE | queries.AMID_DISMISSED
             for ids in self._pages(where):
                 self._act_on_rows(set_name, action, {str(event_id): event_id for event_id in ids}, result, who)
         if self._admin is not None:
@@ -879,6 +910,20 @@ class Operations:
                 result.done += self._admin.clear(set_name)
             else:
                 self._act_on_entries(self._admin, set_name, action, result)
+        return result
+
+    def _dismiss(self, keys: Sequence[str], who: str) -> ActionResult:
+        """Dismisses dead jobs, whoever ran them: it concerns their records alone."""
+        result, dead = ActionResult(), queries.in_list(DEAD, self._ledger.now())
+        with self._ledger.database.read() as connection:
+            recorded = queries.find(connection, dead & ~queries.IS_UNTRACKED, job_ids(keys))
+            others = queries.find(connection, dead & queries.IS_UNTRACKED, job_ids(keys))
+        result.done = queries.dismiss(self._ledger, recorded.values(), who=who)
+        for key in keys:
+            if key not in recorded:
+                result.skip(
+                    key, _UNRECORDED if key in others else "no tracked job of this key is among the dead (any more)"
+                )
         return result
 
     def _act_on_rows(self, set_name: str, action: str, ids: Mapping[str, int], result: ActionResult, who: str) -> None:
@@ -976,7 +1021,7 @@ class Operations:
         return [
             # A process of another program that records here is in both lists; the broker's entry has more members.
             *(
-                _process(each, each["kind"], each["lease_until"] > now, loads(each["queues"]))
+                _process(each, each["kind"], each["lease_until"] > now, loads(each["queues"]), _held_s(each, now))
                 for name, each in ours.items()
                 if name.removeprefix("sidekiq@") not in others
             ),
@@ -984,14 +1029,20 @@ class Operations:
         ]
 
     def monitored(self, *, target_s: float = TARGET_S) -> dict[str, Any]:
-        """What there is to monitor: ``queues`` as :meth:`queues`, ``tasks`` (open ones by state) and ``processes`` of this
-        application with their totals, as of their last heartbeats."""
+        """What there is to monitor: ``queues`` as :meth:`queues`, ``tasks`` (open ones by state), ``dead`` (the length of
+        that list), and ``processes`` of this application with their totals, as of their last heartbeats."""
         queues = self.queues(target_s=target_s)
         now = self._ledger.now()
         with self._ledger.database.read() as connection:
             states = queries.open_tasks(connection)
             ours = recovery.list_processes(connection)
-        return {"queues": queues, "tasks": states, "processes": [_monitored_process(each, now) for each in ours]}
+        dead = self._dead.read() + (0 if self._admin is None else self._admin.entries(DEAD, limit=1).total)
+        return {
+            "queues": queues,
+            "tasks": states,
+            "dead": dead,
+            "processes": [_monitored_process(each, now) for each in ours],
+        }
 
     def signal(self, identity: str, verb: str) -> None:
         """Makes a worker process take no more jobs (``quiet``) or end (``stop``), at its next heartbeat.
@@ -1028,6 +1079,10 @@ class NotNow(Conflict):
         self.code = code
 
 
+def _is_dead(event: Mapping[str, Any]) -> bool:
+    return event["status"] == Status.ERROR and not event["dismissed"]
+
+
 def _kept_by(event: Mapping[str, Any]) -> str | None:
     """The engine that keeps a lone job and delivers it whatever the ledger says."""
     is_lone = event["task_id"] is None and event["callback_of"] is None
@@ -1061,6 +1116,9 @@ def _standing(event: Mapping[str, Any]) -> str:
 
 def _refusal(event: Mapping[str, Any], action: str) -> str:
     """Why an action does not apply to a job."""
+    if action == DISMISS:
+        standing = "it was dismissed already" if event["dismissed"] else _standing(event)
+        return f"{standing}: only a job that ended in an error can be dismissed, once"
     match event["status"]:
         case "enqueue" if (engine := _kept_by(event)) is not None:
             return f"{engine} keeps it, on its queue or until its time, and it cannot be {_DONE[action]} from here"
@@ -1081,10 +1139,21 @@ def _refusal(event: Mapping[str, Any], action: str) -> str:
 
 _HELD: Final = "a worker has it, or is about to"
 _DONE: Final = {"restart": "started", "kill": "moved to the dead", "delete": "deleted"}
-_RECORDED: Final = "a tracked job's outcome stays recorded until a purge: restart it, or leave it"
+_RECORDED: Final = "a tracked job's outcome stays recorded until a purge: restart it, dismiss it if it is dead, or leave it"
+_UNRECORDED: Final = "an untracked job has no record that could stay: restart or delete it"
 
 
 # -- why the rows of a Task wait
+
+
+def _held(process: Mapping[str, Any], rows: int, now: int) -> WaitReason:
+    """Rows of a Task are held by a registered process that does not answer."""
+    text = (
+        f"{rows:,} {'row is' if rows == 1 else 'rows are'} held by the process {plain(process['identity'])}, which has not"
+    )
+    text += f" answered for {_held_s(process, now):.0f} s"
+    mend = f"wait; or end it (kill -9 {process['pid']} on {plain(process['hostname'])}), and they run again elsewhere;"
+    return WaitReason("held", text, f"{mend} with held_limit_s its supervisor does so")
 
 
 def _held_back(progress: Mapping[str, Any], holder: tuple[int, str] | None) -> WaitReason:
@@ -1288,7 +1357,14 @@ def _entry(entry: Entry, *, tracked: bool, task_id: int | None) -> _WaitingJob:
     }
 
 
-def _process(facts: Mapping[str, Any], kind: str, alive: bool, queues: Iterable[str]) -> ProcessInfo:
+def _held_s(row: Mapping[str, Any], now: int) -> float | None:
+    """For how long a registered process has not answered although its supervisor renews its lease; None if it answers."""
+    return None if row["held_at"] is None or row["lease_until"] <= now else _age_s(row["beat_at"], now)
+
+
+def _process(
+    facts: Mapping[str, Any], kind: str, alive: bool, queues: Iterable[str], held_s: float | None = None
+) -> ProcessInfo:
     return {
         "identity": plain(facts["identity"]),
         "kind": kind,
@@ -1299,6 +1375,7 @@ def _process(facts: Mapping[str, Any], kind: str, alive: bool, queues: Iterable[
         "rss": facts["rss"],
         "quiet": bool(facts["quiet"]),
         "alive": alive,
+        "held_s": held_s,
         "queues": [plain(name) for name in queues],
         "started_at": rfc3339(_shown_time(facts["started_at"])),
         "beat_at": rfc3339(_shown_time(facts["beat_at"])),
@@ -1316,6 +1393,7 @@ def _monitored_process(row: Mapping[str, Any], now: int) -> dict[str, Any]:
         **{name: row[name] for name in ("identity", "kind", "concurrency", "busy", "rss")},
         "alive": row["lease_until"] > now,
         "lease_age_s": _age_s(row["beat_at"], now),
+        "held_s": _held_s(row, now) or 0,
         "figures": _info(row).get("figures") or {},
     }
 
@@ -1347,6 +1425,9 @@ LISTS: Final = {
     "dead": JobList(DEAD, "jobs that ended in an error", "the last"),
 }
 VERBS: Final = ("restart", "kill", "delete")
+DISMISS: Final = "dismiss"
+"""What is done to dead jobs alone."""
+
 SIGNALS: Final = {"quiet": "TSTP", "stop": "TERM"}
 
 _MAX_KEYS: Final = 1_000
@@ -1366,9 +1447,11 @@ def set_of(list_name: str) -> str:
 def checked(list_name: str, action: str) -> str:
     """The broker's set of a list, if the action suits it. Raises :class:`InputError`."""
     set_name = set_of(list_name)
-    _refuse_unknown(action, VERBS, "action")
+    _refuse_unknown(action, (*VERBS, DISMISS), "action")
     if action == "kill" and set_name == DEAD:
-        raise InputError("dead jobs cannot be killed; delete or restart them", code="bad_action")
+        raise InputError("dead jobs cannot be killed; restart, dismiss or delete them", code="bad_action")
+    if action == DISMISS and set_name != DEAD:
+        raise InputError("only dead jobs can be dismissed; restart, kill or delete these", code="bad_action")
     return set_name
 
 
@@ -1486,6 +1569,12 @@ ACTIONS: Final = (
         if (name, action.name) != ("dead", "kill")
     ),
     Action(
+        "dead", DISMISS, "Dismiss {0}",
+        "Their outcome stays recorded; they leave this list, and come back if they end in an error again. Only tracked ones"
+        " have a record, others are skipped.",
+        _on_list(DISMISS), ActionOutcome, "dismissed", takes_keys=True,
+    ),
+    Action(
         "processes", "quiet", "Make a worker process finish its running jobs and take no more", _OBEYS,
         _signalling("quiet"), Signalled, "take nothing more",
     ),
@@ -1513,5 +1602,10 @@ ACTIONS: Final = (
         "jobs", "delete", "Cancel a job that has not begun",
         "It is removed from its queue; an attached engine removes it if it can.",
         _on_job("delete"), Event,
+    ),
+    Action(
+        "jobs", DISMISS, "Dismiss a job that ended in an error",
+        "Its outcome stays recorded; it leaves the dead jobs until it ends in an error again.",
+        _on_job(DISMISS), Event,
     ),
 )  # fmt: skip

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 _PLAN: Final = "_ASYNCTASK_CHILDREN"
 _RENEW: Final = "renew-leases"
 _POLL_S: Final = 0.5  # the end of a child, a pulse or a signal ends the wait at once
+_LOOK_S: Final = (
+    2 * _POLL_S
+)  # the most that one look adds to the time for which a child is held: this process may stall, too
 RESTART_S: Final = (0.0, 0.5, 1.0, 2.0, 5.0)
 """Seconds before an ended process is restarted, by the number of times in a row that it ended soon after its start."""
 
@@ -179,19 +182,22 @@ class _Worker(Child):
         self.lease: Lease | None = None
         self.begun: deque[int] = deque(maxlen=MOST_BEGUN)
         self.silent = False
+        self.held_s = 0.0  # for how long it is silent
 
     def hang_up(self) -> None:
         super().hang_up()
-        self.unread, self.lease, self.silent = b"", None, False
+        self.unread, self.lease, self.silent, self.held_s = b"", None, False, 0.0
         self.begun.clear()
 
 
 class Supervisor:
     """Keeps the children running until it is stopped.
 
-    Arguments: ``shutdown_s``: seconds that children get to end before they are killed; ``environ``: the children's
-    environment; ``logger`` returns the log on demand, because loading it takes more memory than the rest. If a single child
-    exits with 0, a user has stopped it, and the supervisor ends, too.
+    Arguments: ``shutdown_s``: seconds that children get to end before they are killed; ``held_limit_s``: seconds for
+    which a worker process may be without a pulse before it is killed and replaced (0: for ever); ``environ``: the
+    children's environment; ``logger``
+    returns the log on demand, because loading it takes more memory than the rest. If a single child exits with 0, a user
+    has stopped it, and the supervisor ends, too.
     """
 
     def __init__(
@@ -200,12 +206,15 @@ class Supervisor:
         *,
         environ: Mapping[str, str],
         shutdown_s: float,
+        held_limit_s: float = 0.0,
         logger: Callable[[], Logger],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._children = [_Worker(spec) for spec in children]
         self._environ = environ
         self._shutdown_s = shutdown_s
+        self._held_limit_s = held_limit_s
+        self._looked = monotonic()
         self._logger = logger
         self._monotonic = monotonic
         self._wakeup = Wakeup()
@@ -320,18 +329,30 @@ class Supervisor:
                     child.lease = Lease(**json.loads(line))
 
     def _renew(self) -> None:
-        """Renews the leases of living children without a pulse."""
+        """Renews the leases of living children without a pulse; kills those that are held for too long."""
         now = self._monotonic()
+        passed_s, self._looked = min(now - self._looked, _LOOK_S), now
         late: list[Lease] = []
         for child in self._living():
             lease = child.lease
             silent = lease is not None and now - child.heard > max(SILENT_S, min(MOST_SILENT_S, lease.lease_s * SILENT))
+            child.held_s = child.held_s + passed_s if silent else 0.0
+            if 0 < self._held_limit_s < child.held_s:
+                self._kill_held(child)
+                continue
             if silent and lease is not None:
                 late.append(lease._replace(begun=tuple(child.begun)))
                 if not child.silent:
                     self._logger().warning("interpreter_held", name=child.spec.name, then="its lease is renewed for it")
             child.silent = silent
         self._renewer.keep(late)
+
+    def _kill_held(self, child: _Worker) -> None:
+        """Kills a held child, stopped or not: its jobs are recovered as after any death, and another child replaces it."""
+        assert child.process is not None
+        self._logger().error("held_killed", name=child.spec.name, pid=child.process.pid, held_s=round(child.held_s, 1))
+        child.process.kill()
+        child.held_s = 0.0  # a kill may take a while; it is repeated after another limit
 
 
 class _Renewer:
@@ -454,13 +475,16 @@ def become(
     *,
     environ: Mapping[str, str],
     shutdown_s: float,
+    held_limit_s: float = 0.0,
     announcement: Announcement | None = None,
 ) -> NoReturn:
     """Replaces this process with a supervisor of these children, under the same pid.
 
     ``words`` are shown in the system's process list.
     """
-    argv, variables = supervising(words, children, shutdown_s=shutdown_s, announcement=announcement)
+    argv, variables = supervising(
+        words, children, shutdown_s=shutdown_s, held_limit_s=held_limit_s, announcement=announcement
+    )
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(sys.executable, argv, {**environ, **variables})  # noqa: S606 - our own interpreter
@@ -471,12 +495,14 @@ def supervising(
     children: Sequence[ChildSpec],
     *,
     shutdown_s: float,
+    held_limit_s: float = 0.0,
     announcement: Announcement | None = None,
 ) -> tuple[list[str], dict[str, str]]:
     """The command of a supervisor of these children, and the variables that its environment needs."""
     plan = {
         "children": [[child.name, list(child.argv)] for child in children],
         "shutdown_s": shutdown_s,
+        "held_limit_s": held_limit_s,
         "announcement": announcement,
     }
     return [sys.executable, "-m", "asynctask.supervisor", *words], {_PLAN: json.dumps(plan)}
@@ -486,7 +512,8 @@ def main(environ: MutableMapping[str, str]) -> int:
     """The process that :func:`become` starts. Returns the exit code."""
     plan = json.loads(environ.pop(_PLAN))
     children = [ChildSpec(name, argv) for name, argv in plan["children"]]
-    supervisor = Supervisor(children, environ=environ, shutdown_s=plan["shutdown_s"], logger=_logger_to_stderr)
+    limits = {name: plan[name] for name in ("shutdown_s", "held_limit_s")}
+    supervisor = Supervisor(children, environ=environ, **limits, logger=_logger_to_stderr)
     watch_parent(environ, supervisor.stop)
     if plan["announcement"] is None:
         return supervisor.run(lambda: None)

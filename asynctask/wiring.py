@@ -32,6 +32,7 @@ from asynctask.integrations.base import Engine
 from asynctask.ledger import processes
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.doctor import Readiness
+from asynctask.ledger.queries import DeadCount
 from asynctask.lists.cleaning import Cleaning
 from asynctask.lists.dry_run import Checker, DryRunTimeout
 from asynctask.lists.readers import Limits
@@ -84,6 +85,7 @@ class Core:
                 self.ledger.time.set(read_time(connection, clock))
         self.broker = self._made_broker(clock, ids)
         self.readiness = Readiness(self.ledger, Path(config.data_dir))
+        self.dead = DeadCount(self.ledger)
         self.uploads = Uploads(Path(config.data_dir), config.max_file_bytes, ids)
         self.dispatcher = Dispatcher(
             self.ledger,
@@ -295,7 +297,7 @@ class OnDemand(ABC):
     def operations(self) -> Operations:
         """Operations on queues, retries, scheduled and dead jobs, and processes."""
         core, named = self._made(), (self.config.callback_queue, *self.config.queue_weights())
-        return Operations(core.services, core.broker, self.engines, self.workers, named)
+        return Operations(core.services, core.broker, core.dead, self.engines, self.workers, named)
 
     def _waits_for(self, task_id: int) -> str:
         try:

@@ -284,6 +284,8 @@ class _Collector:
         yield from _of_queues(self._found["queues"])
         tasks = [((state,), count) for state, count in sorted(self._found["tasks"].items())]
         yield _metric("Gauge", "tasks", "Tasks that are not over.", ["state"], tasks)
+        about = "Dead jobs that nobody has dismissed, counted up to 100,000 in the ledger."
+        yield _metric("Gauge", "dead_jobs", about, [], [((), self._found["dead"])])
         yield from _of_processes(self._found["processes"])
         figures = {each["identity"]: each["figures"] for each in self._found["processes"]}
         yield from _of_work({identity: its for identity, its in figures.items() if isinstance(its, dict)})
@@ -338,6 +340,11 @@ def _of_processes(processes: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
     yield _metric("Gauge", "processes", "Processes with a valid lease.", ["kind"], sorted(kinds.items()))
     for name, member, about in (
         ("process_lease_age_seconds", "lease_age_s", "Seconds since the process renewed its lease itself."),
+        (
+            "process_held_seconds",
+            "held_s",
+            "Seconds for which the process has not answered, while it exists; 0: it answers.",
+        ),
         ("process_threads", "concurrency", "Jobs that the process can run at once."),
         ("process_busy_threads", "busy", "Jobs that the process runs."),
         ("process_memory_bytes", "rss", "The most memory that the process has used."),

@@ -187,14 +187,10 @@ def _list_group(name: str) -> Listing:
 processes: Final = Listing("processes", help="Show running processes; make worker processes take no more jobs, or stop.")
 
 
-@processes.command("list")
-@pass_session
-def list_processes(session: Session) -> int:
-    """List running processes; with Redis also those of Sidekiq."""
-    found = session.existing().operations.processes()
-    session.out.document({"processes": found})
-    session.out.table(_PROCESSES, found, longest=60, nothing="No process is there.")
-    return OK
+def _standing(process: Mapping[str, Any]) -> str:
+    if process["held_s"] is not None:
+        return f"held: no answer for {process['held_s']:.0f} s"
+    return "quiet" if process["quiet"] else "" if process["alive"] else "lost"
 
 
 _PROCESSES: Final[Mapping[str, Column]] = {
@@ -204,8 +200,21 @@ _PROCESSES: Final[Mapping[str, Column]] = {
     "memory": lambda process: "" if process["rss"] is None else f"{process['rss'] / 1_048_576:.0f} MB",
     "started": lambda process: _short_time(process["started_at"]),
     "queues": lambda process: ", ".join(process["queues"]),
-    "": lambda process: "quiet" if process["quiet"] else "" if process["alive"] else "lost",
+    "": _standing,
 }
+
+
+@processes.command("list")
+@click.option("--check", is_flag=True, help="A probe: exit code 1 unless a worker process of this machine answers.")
+@pass_session
+def list_processes(session: Session, check: bool) -> int:
+    """List running processes; with Redis also those of Sidekiq."""
+    app = session.existing()
+    found = app.operations.processes()
+    session.out.document({"processes": found})
+    session.out.table(_PROCESSES, found, longest=60, nothing="No process is there.")
+    here = [each for each in found if each["concurrency"] and each["hostname"] == app.host.name]
+    return FAILURES if check and not any(each["alive"] and each["held_s"] is None for each in here) else OK
 
 
 # -- what people do about it
@@ -282,8 +291,11 @@ def upgrade(session: Session) -> int:
     with _database(session) as database:
         before = schema.current(database)
         after = schema.upgrade(database)
-    session.out.document({"from": before, "to": after, "changed": before != after})
+    go_on = before is None or schema.processes_go_on(before)
+    session.out.document({"from": before, "to": after, "changed": before != after, "processes_go_on": go_on})
     session.out.line(f"the schema is at {after}" + ("" if before == after else f" (it was at {before or 'none'})"))
+    if not go_on:
+        session.out.line("Processes that were started before do not know it: stop those that still run.")
     return OK
 
 

@@ -228,8 +228,13 @@ def worker(session: Session, config_file: str | None, environment: str | None) -
     )
     argv = child_argv(session.target, "worker", {**settings, "processes": 1})
     children = [ChildSpec(f"worker-{n}", argv) for n in range(1, processes + 1)]
-    environ = _for_children(session, app.config)
-    return become(["worker", "-A", session.target], children, environ=environ, shutdown_s=shutdown_s)
+    return become(
+        ["worker", "-A", session.target],
+        children,
+        environ=_for_children(session, app.config),
+        shutdown_s=shutdown_s,
+        held_limit_s=session.setting(app.config, "held_limit_s"),
+    )
 
 
 @click.command("up", cls=Command, params=[*_SHORT])
@@ -267,6 +272,7 @@ def up(session: Session, config_file: str | None, environment: str | None) -> in
         [ChildSpec("web", web_argv), *workers],
         environ=_for_children(session, config),
         shutdown_s=session.setting(config, "shutdown_s"),
+        held_limit_s=session.setting(config, "held_limit_s"),
         announcement=None if LIFELINE in session.environ else Announcement(where, f"{text}\n"),
     )
 

@@ -32,6 +32,10 @@ _TOO_MANY_TEXTS: Final = ("too many clients", "too many connections", "connectio
 _DENIED: Final = frozenset({"42501", 1044, 1142, 1143, 1227})
 """Error codes for a missing privilege. MariaDB: for the database, a table, a column, an administrator's command."""
 
+_OTHER_TABLES: Final = frozenset({"42P01", "42703", 1146, 1054})
+"""Error codes for a table or a column that is not there."""
+_OTHER_TABLES_TEXTS: Final = ("no such table", "no such column", "has no column named")
+
 _SQLITE: Final = {
     sqlite3.SQLITE_NOTADB: "the file is no SQLite database: name another in database_url, or restore it from a backup",
     sqlite3.SQLITE_CORRUPT: "the SQLite file is damaged: restore it from a backup",
@@ -120,6 +124,11 @@ def _of_driver(error: exc.DBAPIError, text: str, *, undone: bool) -> AsyncTaskEr
     if code in _DENIED:
         return LedgerUnavailable(
             f"the user of database_url lacks a right: {text}; let it own the database, or grant it all on its tables"
+        )
+    if code in _OTHER_TABLES or any(words in text for words in _OTHER_TABLES_TEXTS):
+        return LedgerUnavailable(
+            f"the database has another schema than this process was started with ({text}): restart it with the installed"
+            " release; `asynctask db check` says which schema that needs"
         )
     if isinstance(error, exc.IntegrityError | exc.ProgrammingError | exc.NotSupportedError):
         return None

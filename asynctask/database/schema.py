@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 OLDEST: Final = {"postgresql": (12,), "mariadb": (10, 6)}
 """The oldest supported servers: they have SKIP LOCKED, and MariaDB has atomic DDL and RETURNING."""
 
-_HEAD: Final = "0019"
+_HEAD: Final = "0020"
 _MERGED: Final = {"0003": "0002"}
 """Revisions whose migration is part of a later one, each with the revision from which that starts. 0.1.0 is at 0003, which
 set the fillfactor of ``events`` on PostgreSQL; 0016 sets it, too."""
@@ -271,10 +271,20 @@ def check(database: Database) -> None:
     if at == needed:
         return
     _refuse_unknown(at, database)
+    stop = "" if at is None or processes_go_on(at) else "stop every process that runs, then "
     raise SchemaOutdated(
-        f"the database {_shown(database)} is at schema {at or 'none'}, this version needs {needed}:"
-        " run `asynctask db upgrade` (with the same ASYNCTASK_DATABASE_URL or --database-url)"
+        f"the database {_shown(database)} is at schema {at or 'none'}, this version needs {needed}: {stop}run"
+        " `asynctask db upgrade` (with the same ASYNCTASK_DATABASE_URL or --database-url)"
     )
+
+
+def processes_go_on(at: str) -> bool:
+    """Whether processes that were started with schema ``at`` may go on during and after an upgrade from it: each migration
+    says so by ``processes_go_on = True``."""
+    from alembic.script import ScriptDirectory
+
+    steps = ScriptDirectory.from_config(_config()).iterate_revisions(head(), _MERGED.get(at, at))
+    return all(getattr(step.module, "processes_go_on", False) for step in steps)
 
 
 def ensure(database: Database) -> None:

@@ -29,7 +29,7 @@ from asynctask.core.transitions import (
     start,
     stop,
 )
-from asynctask.database.batches import MEASURED, among, fetch_wide
+from asynctask.database.batches import MEASURED, among, fetch_wide, for_update
 from asynctask.database.engine import Database
 from asynctask.database.notify import notify
 from asynctask.database.retrying import repeatable
@@ -51,7 +51,18 @@ from asynctask.iterable import item_statuses, unpack
 from asynctask.ledger import corrections, foreign, lending, processes
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, Reject, chunks, in_range, loads, stamp
-from asynctask.ledger.events import IN_LOAN, IS_OPEN, RESUMABLE, Change, EventRecord, Failure, Note, apply, read_events
+from asynctask.ledger.events import (
+    IN_LOAN,
+    IS_OPEN,
+    RESUMABLE,
+    UNHELD,
+    Change,
+    EventRecord,
+    Failure,
+    Note,
+    apply,
+    read_events,
+)
 from asynctask.ledger.standalone import ENGINE
 from asynctask.ledger.tasks import close_after
 from asynctask.messages import SECRET, is_storable, masked
@@ -112,6 +123,7 @@ class ListedEvent(TypedDict):
     checkpoint: Annotated[Any, "The last checkpoint, from which its next attempt continues."]
     progress: Annotated[JobProgress | None, "How far it said to be, in units of its own."]
     stopping: Annotated[bool, "A person stopped it, and its worker has not let go of it yet."]
+    dismissed: Annotated[bool, "It ended in an error, and a person dismissed it from the dead jobs."]
 
 
 def loads_shown(text: str | None) -> Any:
@@ -148,6 +160,7 @@ def _event_object(row: dict[str, Any]) -> dict[str, Any]:
         "checkpoint": saved.get("state"),
         "progress": _progress_of(saved),
         "stopping": bool(row["stopping"]) and row["status"] in OPEN,
+        "dismissed": row["status"] == Status.ERROR and row["dismissed"] == row["finished_at"],
         "due_at": None if blocked else rfc3339(row["due_at"]),
         "waits_for": "key" if blocked else None,
         "created_at": rfc3339(row["created_at"]),
@@ -462,7 +475,7 @@ def corrected_numbers(connection: Connection, task_id: int, first: int, last: in
 # =============  ====================================================================================================
 # ``retry``      ``enqueue`` with ``due_at``, after at least one retry; untracked jobs only until ``due_at``, from which
 # they wait in their queue ``schedule``   ``enqueue`` with ``due_at`` in the future, without a retry ``dead``
-# ``error`` =============
+# ``error``, not dismissed =============
 # ====================================================================================================
 
 RETRY: Final = "retry"
@@ -471,6 +484,8 @@ DEAD: Final = "dead"
 
 COUNTED: Final = 100_000
 """Largest number of jobs that are counted, to bound the cost on a long list."""
+
+_REST_FACTOR: Final = 20  # at most a twentieth of the time is spent on counting the dead
 
 _BATCH: Final = 500  # limits how long SQLite's only write lock is held
 
@@ -484,10 +499,14 @@ _LISTED = sa.select(
 ).select_from(events.outerjoin(tasks, _t.id == _e.task_id))  # fmt: skip
 
 
+_IN_ERROR: Final = _e.problem.is_not(None) & (_e.status == str(Status.ERROR))
+IS_DISMISSED: Final[Any] = sa.func.coalesce(_e.dismissed == _e.finished_at, sa.false())
+
+
 def in_list(set_name: str, now: int) -> Any:
     """The condition that a job is in a list."""
     if set_name == DEAD:
-        return _e.problem.is_not(None) & (_e.status == str(Status.ERROR))
+        return _IN_ERROR & ~IS_DISMISSED
     waits = (_e.status == str(Status.ENQUEUE)) & _e.due_at.is_not(None)
     scheduled = (_e.retries == 0) & (_e.due_at > now) & (_e.due_at < BLOCKED)
     retried = (_e.retries > 0) & ((_e["items"] > 0) | (_e.due_at > now))
@@ -525,6 +544,26 @@ def count(connection: Connection, set_name: str, now: int) -> int:
     """The length of a list; 100,000 may mean more."""
     first = sa.select(_e.id).where(in_list(set_name, now)).limit(COUNTED).subquery()
     return int(connection.execute(sa.select(sa.func.count()).select_from(first)).scalar_one())
+
+
+class DeadCount:
+    """The length of the dead list in the ledger, for whoever asks again and again. No index tells dead jobs from refused
+    ones, so a count may read many rows: it is repeated only after :data:`_REST_FACTOR` times as long as it took."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._counted = (0, 0.0)  # the length, and until when it is good
+
+    def read(self) -> int:
+        """The length as of the last count."""
+        begun, (length, until) = self._ledger.clock.monotonic(), self._counted
+        if begun < until:
+            return length
+        with self._ledger.database.read() as connection:
+            length = count(connection, DEAD, self._ledger.now())
+        ended = self._ledger.clock.monotonic()
+        self._counted = (length, ended + _REST_FACTOR * (ended - begun))
+        return length
 
 
 def find(connection: Connection, where: Any, job_ids: Sequence[str]) -> dict[str, int]:
@@ -761,6 +800,27 @@ _RETRIED: Final = (
 _BLOCKED: Final = sa.select(_e.id).where(_OF_TASK, _e.due_at == BLOCKED).limit(1)
 
 
+def rows_held_by(connection: Connection, task_id: int, identities: Collection[str]) -> dict[str, tuple[int, int]]:
+    """How many open rows of a Task, or callbacks of it, each of these processes holds, and how many of them are running."""
+    if not identities:
+        return {}
+    left = _e["items"] - _e.n_finish - _e.n_failed - _e.n_error - _e.n_cancelled
+    working = sa.func.sum(sa.case((_e.status == str(Status.WORKING), left), else_=0))
+    of_task = sa.or_(_e.task_id == task_id, _e.callback_of == task_id)
+    claimed = sa.select(_e.process, sa.func.sum(left), working).where(_e.process.in_(identities), of_task, IS_OPEN)
+    lent = (
+        sa.select(_l.process, sa.func.sum(left), working)
+        .select_from(loans.join(events, (_e.task_id == _l.task_id) & (_e.seq >= _l.low) & (_e.seq < _l.high)))
+        .where(_l.task_id == task_id, _l.process.in_(identities), UNHELD)
+    )
+    found: dict[str, tuple[int, int]] = {}
+    for held in (claimed.group_by(_e.process), lent.group_by(_l.process)):
+        for process, rows, running in connection.execute(held):
+            before = found.get(process, (0, 0))
+            found[str(process)] = (before[0] + int(rows), before[1] + int(running))
+    return found
+
+
 def put_off(connection: Connection, task_id: int, now: int) -> list[str]:
     """Why the next jobs of a Task were deferred: the last messages of the first 20, each once. A job that waits for a retry
     is not deferred."""
@@ -937,10 +997,15 @@ def is_queue(holder: str) -> bool:
 
 def _log(connection: Connection, ledger: Ledger, applied: Sequence[Change], action: str, who: str) -> None:
     """Logs one entry per Task: the author, the action, the number of jobs, and the first of them."""
+    records = [each.record for each in applied if each.transition is not None and each.record is not None]
+    jobs = [(each.task_id, each.job_id) for each in records if each.task_id is not None]
+    _log_jobs(connection, ledger, jobs, action, who)
+
+
+def _log_jobs(connection: Connection, ledger: Ledger, jobs: Iterable[tuple[int, str]], action: str, who: str) -> None:
     changed: dict[int, list[str]] = {}
-    for each in applied:
-        if each.transition is not None and each.record is not None and each.record.task_id is not None:
-            changed.setdefault(each.record.task_id, []).append(each.record.job_id)
+    for task_id, job_id in jobs:
+        changed.setdefault(task_id, []).append(job_id)
     for task_id, job_ids in sorted(changed.items()):
         task_rows.log(connection, ledger, task_id, f"jobs {action}", {"jobs": len(job_ids), "first": job_ids[0]}, who)
 
@@ -1020,9 +1085,38 @@ def _change_one(
 # -- jobs that ended in error
 
 
+_sibling: Final = events.alias()
+AMID_DISMISSED: Final = sa.exists().where(
+    _sibling.c.task_id == _e.task_id,
+    _sibling.c.problem.is_not(None),
+    _sibling.c.status == str(Status.ERROR),
+    _sibling.c.dismissed == _sibling.c.finished_at,
+)
+"""The condition that a job's Task has a dismissed job, which a retry of the whole Task would run again."""
+
+
+def dismiss(ledger: Ledger, event_ids: Collection[int], *, who: str = "") -> int:
+    """Dismisses dead tracked jobs: their outcome stays recorded, and they leave the list until they end in ``error`` again.
+    Returns how many; leaves those that were retried meanwhile, and untracked ones."""
+    return sum(_dismiss(ledger, part, who) for part in chunks(sorted(event_ids), _BATCH))
+
+
+@repeatable
+def _dismiss(ledger: Ledger, event_ids: Sequence[int], who: str) -> int:
+    with ledger.database.write() as connection:
+        dead = among(connection, _e.id, event_ids) & in_list(DEAD, ledger.now()) & ~IS_UNTRACKED
+        locked = for_update(connection, sa.select(_e.id, _e.task_id, _e.job_id).where(dead).order_by(_e.id))
+        found = connection.execute(locked).all()
+        own = among(connection, _e.id, [int(each.id) for each in found])
+        connection.execute(events.update().where(own).values(dismissed=_e.finished_at))
+        of_tasks = [(int(each.task_id), str(each.job_id)) for each in found if each.task_id is not None]
+        _log_jobs(connection, ledger, of_tasks, "dismissed", who)
+    return len(found)
+
+
 def dead_tasks(connection: Connection, now: int, *, limit: int = 1_000) -> list[tuple[int, int]]:
-    """Tasks with jobs that ended in ``error``, as (Task id, number of these jobs)."""
-    found = sa.select(_e.task_id, sa.func.count()).where(in_list(DEAD, now), _e.task_id.is_not(None))
+    """Tasks whose jobs in ``error`` are all dead, none dismissed, as (Task id, number of these jobs)."""
+    found = sa.select(_e.task_id, sa.func.count()).where(in_list(DEAD, now), ~AMID_DISMISSED, _e.task_id.is_not(None))
     return [(int(i), int(n)) for i, n in connection.execute(found.group_by(_e.task_id).order_by(_e.task_id).limit(limit))]
 
 

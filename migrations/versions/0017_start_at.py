@@ -13,6 +13,7 @@ revision = "0017"
 down_revision = "0016"
 branch_labels = None
 depends_on = None
+processes_go_on = True
 
 
 def upgrade() -> None:

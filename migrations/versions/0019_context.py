@@ -14,6 +14,7 @@ revision = "0019"
 down_revision = "0018"
 branch_labels = None
 depends_on = None
+processes_go_on = True
 
 
 def upgrade() -> None:

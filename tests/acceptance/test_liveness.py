@@ -20,6 +20,7 @@ from support.faults import stop
 from support.world import Started, World
 
 from asynctask.clock import micros
+from asynctask.task import TaskHandle
 from asynctask.testing import wait_for
 
 LEASE_S = 2.0
@@ -192,6 +193,57 @@ def test_a_process_of_this_machine_that_is_stopped_is_not_dead_and_one_that_is_k
     wait_for(lambda: identities(world) == {mine}, "it is gone, whatever its lease says")
     world.open_gate()
     assert wait_for(lambda: task.progress()["done"], "it is over")
+
+
+def stopped_at_work(world: World, **environ: str) -> tuple[TaskHandle, int]:
+    """A Task whose one job runs in a supervised process, which is stopped then; and the pid of that process."""
+    worker(world, "one", "worker", "-p", "1", "-c", "1", LEASE_S=str(LONG_S), **environ)
+    wait_for(lambda: len(identities(world)) == 1, "it has registered")
+    task = world.app().submit("gated", [{"n": 0}])
+    wait_for(lambda: task.progress()["counts"]["working"] == 1, "it is known to run")
+    pid = int(world.one("SELECT pid FROM processes WHERE kind = 'worker'"))
+    freeze_between_writes(world, pid) if world.store.kind == "sqlite" else stop(pid)
+    return task, pid
+
+
+@pytest.mark.one_database("each reads the same columns; the sums of its rows are in the tests of reasons")
+def test_a_process_that_is_stopped_is_held_until_it_goes_on(world: World) -> None:
+    task, pid = stopped_at_work(world)
+    app = world.app()
+
+    def standing() -> float | None:
+        (process,) = app.operations.processes()
+        assert process["alive"]
+        return process["held_s"]
+
+    wait_for(lambda: standing() is not None, "its supervisor says so")
+    (reason,) = app.operations.wait_reasons(task.id)
+    assert reason.code == "held"
+    assert reason.message.startswith("1 row is held by the process ")
+    assert f"kill -9 {pid} on" in reason.mend
+    (monitored,) = app.operations.monitored()["processes"]
+    assert monitored["held_s"] > 0
+    checked = world.cli("liveness_app", "processes", "--check", log="held.log", LEASE_S=str(LONG_S))
+    assert checked.wait() == 1
+    assert "held: no answer for" in world.said("held.log")
+    os.kill(pid, signal.SIGCONT)
+    wait_for(lambda: standing() is None, "it answers")
+    assert app.operations.wait_reasons(task.id) == []
+    assert world.cli("liveness_app", "processes", "--check", log="well.log", LEASE_S=str(LONG_S)).wait() == 0
+    world.open_gate()
+    assert task.wait(120)["counts"]["finish"] == 1
+    assert world.sql("SELECT deaths FROM events WHERE task_id = ?", task.id) == [(0,)]
+
+
+@pytest.mark.one_database("a kill is recovered as any other")
+def test_a_process_that_is_held_for_longer_than_the_limit_is_killed_and_replaced(world: World) -> None:
+    task, pid = stopped_at_work(world, HELD_LIMIT_S="5")
+    world.open_gate()
+    assert task.wait(60)["counts"]["finish"] == 1
+    assert [line[0] for line in world.shop.lines()].count("began") == 2, "it is recovered as after any death"
+    assert world.one("SELECT pid FROM processes WHERE kind = 'worker'") != pid
+    assert "held_killed" in world.said("one.log")
+    assert world.app().doctor() == []
 
 
 @pytest.mark.databases("sqlite", reason="a supervisor does the same on every database")

@@ -480,6 +480,8 @@ def test_a_job_is_opened_by_keyboard_deleted_and_restarted(page: Page, shop: Sho
         page.get_by_role("button", name="Give up…").click()
         page.get_by_role("button", name="Give it up").click()
         expect(page.locator("#state")).to_have_text("error")
+        page.get_by_role("button", name="Dismiss").click()
+        expect(page.get_by_role("button", name="Dismiss")).to_be_hidden()
         with shop.worker():
             page.get_by_role("button", name="Restart").click()
             expect(page.locator("#messages")).to_contain_text("cannot read BUG-")
@@ -490,6 +492,11 @@ def test_a_job_is_opened_by_keyboard_deleted_and_restarted(page: Page, shop: Sho
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
         page.goto(f"{said['url']}/jobs")
         expect(page.locator("#jobs tbody tr")).to_have_count(2)
+        expect(page.locator("#processes tbody tr").first).to_contain_text("web")
+        expect(page.locator("#dead tbody tr")).to_contain_text("cannot read BUG-")
+        page.get_by_role("button", name="Dismiss all").click()
+        expect(page.get_by_text("No job is dead.")).to_be_visible()
+        expect(page.locator("#dead-total")).to_have_text("0")
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
         assert page.title() == "Jobs · AsyncTask"
 

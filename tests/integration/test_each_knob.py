@@ -492,21 +492,26 @@ def scheduled_acted_on(bench: Bench) -> None:
         bench.end(task)
 
 
-@case(*_verbs("dead", "restart", "delete"))
+@case(*_verbs("dead", "restart", "delete", "dismiss"), "POST /api/jobs/{job_id}/dismiss")
 def dead_acted_on(bench: Bench) -> None:
     with bench.working():
         task = bench.submit(6, bug=True)
         assert task.wait(120)["counts"]["error"] == 6
         bench.broken.clear()
         bench.most = 0
-        first, second, *_ = (entry["key"] for entry in bench.operations.listed("dead")["entries"])
+        first, second, third, fourth, *_ = (entry["key"] for entry in bench.operations.listed("dead")["entries"])
         refused = bench.operations.act("dead", "delete", [second])
         assert (refused.done, "stays recorded" in refused.skipped[second]) == (0, True)
         assert bench.operations.act_on_all("dead", "delete").done == 0
         assert bench.operations.act("dead", "restart", [first]).done == 1
         wait_for(lambda: counts(task) == {"finish": 1, "error": 5}, "the one ran")
         task.wait(120)
-        assert bench.operations.act_on_all("dead", "restart").done == 5
+        assert bench.operations.act("dead", "dismiss", [third]).done == 1
+        assert bench.operations.act_on_job(fourth, "dismiss")["dismissed"]
+        assert bench.operations.act_on_all("dead", "restart").done == 3
+        wait_for(lambda: counts(task) == {"finish": 4, "error": 2}, "those that are not dismissed ran")
+        task.wait(120)
+        assert task.retry()
         assert task.wait(120)["counts"]["finish"] == 6
         assert bench.most <= bench.places
 

@@ -249,6 +249,55 @@ def test_the_outcome_of_a_dead_tracked_job_is_not_deleted_and_the_reason_is_said
         app.operations.act("dead", "kill", [first])
 
 
+def test_what_is_dismissed_leaves_the_dead_keeps_its_record_and_comes_back_with_its_next_error(
+    app: AsyncTask, dead: int, run: Callable[[Callable[[], bool]], None]
+) -> None:
+    lone = str(app.workers["once"].perform_async({"n": 9}))
+    run(lambda: app.event(lone)["status"] == "error")
+    hold(app, DEAD, [SetEntry(untracked(1), app.clock.now())])
+    first, second, third = (event["job_id"] for event in app.task(dead).events())
+    loose = next(entry["key"] for entry in app.operations.listed("dead")["entries"] if not entry["tracked"])
+
+    result = app.operations.act("dead", "dismiss", [first, lone, loose, "nobody"], who="me")
+    assert (result.done, set(result.skipped)) == (2, {loose, "nobody"})
+    assert [entry["key"] for entry in app.operations.listed("dead")["entries"]].count(first) == 0
+    assert (app.operations.listed("dead")["total"], counts(app, dead)) == (3, {"error": 3}), "its outcome stays"
+    assert app.operations.search("dead", "once")["entries"]
+    assert first not in {entry["key"] for entry in app.operations.search("dead", "once")["entries"]}
+    assert (app.operations.job(first)["dismissed"], app.operations.job(second)["dismissed"]) == (True, False)
+    assert app.operations.job(first)["actions"] == ["restart"]
+    assert app.operations.job(second)["actions"] == ["restart", "dismiss"]
+    with pytest.raises(Conflict, match="dismissed already"):
+        app.operations.act_on_job(first, "dismiss")
+    with pytest.raises(InputError, match="only dead jobs"):
+        app.operations.act("retries", "dismiss", [first])
+    log = [each for each in app.task(dead).log() if each["action"] == "jobs dismissed"]
+    assert [(each["who"], each["detail"]) for each in log] == [("me", {"jobs": 1, "first": first})]
+
+    assert app.operations.act_on_all("dead", "dismiss").done == 2
+    assert app.operations.listed("dead")["total"] == 1, "the untracked one has no record"
+    assert app.operations.act_on_all("dead", "restart").done == 1
+    for job_id in (first, lone):
+        assert app.operations.act_on_job(job_id, "restart")["status"] == "enqueue"
+    run(lambda: {first, lone} <= set(keys(app.operations.listed("dead"))))
+    assert counts(app, dead) == {"error": 3}
+    assert not app.operations.job(first)["dismissed"], "an error of its next attempt is another one"
+    assert app.operations.job(third)["dismissed"]
+    sound(app)
+
+
+def test_a_restart_of_all_the_dead_leaves_what_is_dismissed(
+    app: AsyncTask, dead: int, run: Callable[[Callable[[], bool]], None]
+) -> None:
+    mend(app)
+    first = app.task(dead).events()[0]["job_id"]
+    assert app.operations.act_on_job(first, "dismiss")["dismissed"]
+    assert app.operations.act_on_all("dead", "restart").done == 2
+    run(lambda: bool(app.progress(dead)["done"]))
+    assert counts(app, dead) == {"finish": 2, "error": 1}
+    assert app.event(first)["status"] == "error"
+
+
 def test_a_single_dead_job_without_a_task_runs_again(app: AsyncTask, run: Callable[[Callable[[], bool]], None]) -> None:
     jid = str(app.workers["once"].perform_async({"n": 1}))
     run(lambda: app.event(jid)["status"] == "error")

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import pytest
-from support.borrowing import borrow
+from support.borrowing import borrow, outcome
 from support.world import World, numbers
 
 from asynctask import AsyncTask
@@ -72,6 +72,33 @@ def test_processes_that_take_no_more_are_named(attended: AsyncTask) -> None:
     task = attended.submit("note", numbers(1))
     processes.beat(attended.ledger, lease_s=600, quiet=1)
     assert codes(attended, task) == ["quiet"]
+
+
+def held(world: World, app: AsyncTask) -> None:
+    """The application's process beat 40 s ago, and its supervisor says since then that it exists."""
+    world.sql("UPDATE processes SET beat_at = beat_at - 40000000")
+    processes.renew(app.ledger.database, {app.ledger.identity: []}, lease_s=600)
+
+
+def test_processes_that_do_not_answer_are_named_with_the_rows_that_they_hold(world: World, attended: AsyncTask) -> None:
+    lent, claimed, waiting = (attended.submit("note", numbers(3)) for _ in range(3))
+    borrow(attended.ledger, lent.id)
+    first = borrow(attended.ledger, claimed.id)[0]
+    Recorder(attended.ledger).flush([outcome(first, Kind.WORKING)])
+    assert codes(attended, claimed) == [], "one runs"
+    held(world, attended)
+    identity = attended.ledger.identity
+    reason = attended.operations.wait_reasons(lent.id)[0]
+    assert reason.message == f"3 rows are held by the process {identity}, which has not answered for 40 s"
+    assert "kill -9 1 on" in reason.mend
+    assert codes(attended, lent) == codes(attended, claimed) == ["held", "held"], "nobody else works the queue"
+    assert only(attended, waiting)[:2] == ("held", "The processes that work the queue default do not answer")
+    (process,) = attended.operations.processes()
+    assert (process["alive"], round(process["held_s"] or 0)) == (True, 40)
+    processes.beat(attended.ledger, lease_s=600)
+    assert codes(attended, lent) == codes(attended, claimed) == []
+    (process,) = attended.operations.processes()
+    assert process["held_s"] is None
 
 
 def test_a_paused_task_says_how_it_is_resumed_and_one_that_paused_itself_what_it_tolerates(app: AsyncTask) -> None:

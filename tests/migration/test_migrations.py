@@ -27,7 +27,7 @@ from asynctask.core.transitions import BLOCKED
 from asynctask.database import schema
 from asynctask.database.engine import Database
 from asynctask.database.tables import full_metadata, metadata
-from asynctask.errors import ConfigError, SchemaOutdated
+from asynctask.errors import ConfigError, LedgerUnavailable, SchemaOutdated
 from asynctask.testing import wait_for
 from benchmarks.servers import MariaServer
 
@@ -604,6 +604,32 @@ def test_an_empty_database_of_a_server_is_left_alone_and_the_command_is_named(
     with pytest.raises(SchemaOutdated, match=r"at schema none.*run `asynctask db upgrade`"):
         app().ensure_schema()
     assert tables(database) == set()
+
+
+def test_a_process_under_which_the_schema_is_changed_says_so_on_each_database(
+    app: Callable[[], AsyncTask], database: Database, empty: Store
+) -> None:
+    """Without the codes of such errors (``_OTHER_TABLES``) it says on SQLite that the database does not answer, and raises
+    the driver's error on the others."""
+    schema.upgrade(database)
+    made = app()
+    note = made.worker(name="note")(lambda item: None)
+    assert note.submit([{"n": 1}]).counts["enqueue"] == 1
+    schema.downgrade(database, "0016")
+    with pytest.raises(LedgerUnavailable, match=r"another schema than this process was started with.*asynctask db check"):
+        note.submit([{"n": 2}])
+    empty.sql("DROP TABLE tasks")
+    with pytest.raises(LedgerUnavailable, match="another schema"):
+        made.tasks()
+
+
+@pytest.mark.parametrize(("at", "goes_on"), [("0016", False), ("0017", False), ("0018", True)])
+def test_who_must_stop_every_process_before_an_upgrade_is_told_to(database: Database, at: str, goes_on: bool) -> None:
+    schema.upgrade(database, at)
+    assert schema.processes_go_on(at) == goes_on
+    with pytest.raises(SchemaOutdated, match="run `asynctask db upgrade`") as refused:
+        schema.check(database)
+    assert ("stop every process that runs, then run" in str(refused.value)) == (not goes_on)
 
 
 def race(count: int, act: Callable[[int], object]) -> list[Exception]:

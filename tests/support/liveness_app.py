@@ -1,6 +1,7 @@
 """The application of a world whose processes show whether they live, and jobs that hold the interpreter.
 
-From the environment: ``LEASE_S``, and ``CLOCK_AHEAD``, by how many seconds the wall clock of its process is ahead.
+From the environment: ``LEASE_S``, ``HELD_LIMIT_S``, and ``CLOCK_AHEAD``, by how many seconds the wall clock of its process
+is ahead.
 """
 
 import ctypes
@@ -22,7 +23,9 @@ class Ahead(SystemClock):
 
 LEASE_S = float(os.environ["LEASE_S"])
 folder = Path(os.environ[MARK])
-app = make_app(folder, app="support.liveness_app:app", lease_s=LEASE_S, heartbeat_s=LEASE_S / 4, clock=Ahead())
+HELD_LIMIT_S = float(os.environ.get("HELD_LIMIT_S", "0"))
+lease = {"lease_s": LEASE_S, "heartbeat_s": LEASE_S / 4, "held_limit_s": HELD_LIMIT_S}
+app = make_app(folder, app="support.liveness_app:app", clock=Ahead(), **lease)
 
 
 @app.worker(retry=0)

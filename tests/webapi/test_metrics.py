@@ -71,6 +71,10 @@ def test_each_process_counts_what_it_did_and_only_up(app: AsyncTask, client: Cli
         assert value(first, "dispatch_rounds_total", **me) == 0, "no foreign queue is here"
         assert value(first, "dispatched_jobs_total", **me) == 0
         assert value(first, "processes", kind="worker") == 1
+        assert value(first, "process_held_seconds", kind="worker", **me) == 0
+        wait_for(lambda: value(scraped(client), "dead_jobs") == 1, "one ended in an error")
+        assert client.post("/api/dead/dismiss-all").json == {"done": 1, "skipped": []}
+        wait_for(lambda: value(scraped(client), "dead_jobs") == 0, "a later scrape counts anew")
         (queue,) = client.get("/api/queues?queue=default").json["queues"]
         assert queue["rate_per_s"] > 0, "its pace is known, and kept while it is idle"
         assert value(first, "process_threads", kind="worker", **me) == 2

@@ -32,7 +32,7 @@ OPERATIONS = [
     "GET /api/workers/{name}/template.csv", "GET /api/jobs", "POST /api/jobs", "GET /api/jobs/{job_id}",
     "GET /healthz", "GET /readyz", "GET /metrics", "POST /api/records", "POST /api/jobs/{job_id}/record",
     "POST /api/jobs/{job_id}/restart",
-    "POST /api/jobs/{job_id}/kill", "POST /api/jobs/{job_id}/delete",
+    "POST /api/jobs/{job_id}/kill", "POST /api/jobs/{job_id}/delete", "POST /api/jobs/{job_id}/dismiss",
     "POST /api/jobs/{job_id}/stop", "POST /api/jobs/{job_id}/start",
     "GET /api/queues", "GET /api/queues/{name}/jobs", "POST /api/queues/{name}/delete", "POST /api/queues/{name}/clear",
     "POST /api/queues/{name}/pause", "POST /api/queues/{name}/unpause", "GET /api/retries", "GET /api/retries/search",
@@ -41,7 +41,8 @@ OPERATIONS = [
     "GET /api/scheduled/search", "POST /api/scheduled/restart", "POST /api/scheduled/restart-all",
     "POST /api/scheduled/kill", "POST /api/scheduled/kill-all", "POST /api/scheduled/delete",
     "POST /api/scheduled/delete-all", "GET /api/dead", "GET /api/dead/search", "POST /api/dead/restart",
-    "POST /api/dead/restart-all", "POST /api/dead/delete", "POST /api/dead/delete-all", "GET /api/processes",
+    "POST /api/dead/restart-all", "POST /api/dead/delete", "POST /api/dead/delete-all",
+    "POST /api/dead/dismiss", "POST /api/dead/dismiss-all", "GET /api/processes",
     "POST /api/processes/{name}/quiet", "POST /api/processes/{name}/stop",
 ]  # fmt: skip
 

@@ -1,6 +1,6 @@
 // The jobs without a Task, page by page, and the queues. Filter and page are in the address, so that a link leads to them.
 
-import { Poller } from "./api.js";
+import { Poller, attempt, call } from "./api.js";
 import { $, drawBadge, el, setText, show, user } from "./dom.js";
 import { STATUSES, count, duration, when } from "./words.js";
 
@@ -123,3 +123,52 @@ new Poller($("[data-queues]").dataset.queues, {
     show($("#no-queues"), queues.length === 0);
   },
 }).start();
+
+// -- The processes -----------------------------------------------------------------------------------------------------
+
+const standing = (process) => {
+  if (process.held_s !== null) return `held: it has not answered for ${duration(process.held_s)}`;
+  if (!process.alive) return "lost";
+  return process.quiet ? "takes no more jobs" : "";
+};
+
+new Poller($("[data-processes]").dataset.processes, {
+  every: 5000,
+  has: "processes",
+  onData({ processes }) {
+    $("#processes tbody").replaceChildren(...processes.map((p) =>
+      el("tr", {}, el("td", {}, user(p.identity)), el("td", {}, user(p.kind)), el("td", { class: "number" }, `${count(p.busy)}/${count(p.concurrency)}`),
+        el("td", {}, when(p.started_at)), el("td", {}, user(p.queues.join(", "))), el("td", {}, standing(p)))));
+    show($("#processes-box"), processes.length > 0);
+    show($("#no-processes"), processes.length === 0);
+  },
+}).start();
+
+// -- The dead ----------------------------------------------------------------------------------------------------------
+
+const deadUrl = $("[data-dead]").dataset.dead;
+const dismissAll = $("#dismiss-all");
+
+const deadJob = (job) => {
+  const name = el("bdi", {}, job.job_id);
+  return job.tracked ? el("a", { class: "id", href: `${card.dataset.page}/${encodeURIComponent(job.job_id)}` }, name) : name;
+};
+
+const dead = new Poller(`${deadUrl}?limit=${PAGE}`, {
+  every: 15000,
+  has: "entries",
+  onData({ entries, total }) {
+    setText($("#dead-total"), count(total));
+    $("#dead tbody").replaceChildren(...entries.map((job) =>
+      el("tr", {}, el("td", {}, deadJob(job)), el("td", {}, user(job.worker ?? "")), el("td", { class: "number" }, job.task_id ?? ""),
+        el("td", {}, user(job.error ?? job.error_class ?? "")), el("td", {}, job.at === null ? "" : when(job.at)))));
+    show($("#dead-box"), entries.length > 0);
+    show($("#no-dead"), entries.length === 0);
+    if (dismissAll) show(dismissAll, entries.some((job) => job.tracked));
+  },
+}).start();
+
+dismissAll?.addEventListener("click", async () => {
+  await attempt($("#dead-problem"), dismissAll, () => call(`${deadUrl}/dismiss-all`, { method: "POST", has: "done" }));
+  dead.now();
+});
