@@ -242,8 +242,7 @@ class Config:
         self.trusted_networks()
         self.access()
         self.origins()
-        if self.link_secret and not _LINK_SECRET.fullmatch(self.link_secret):
-            raise ConfigError(f"link_secret: write 32 to 256 ASCII characters without spaces; {HOW_TO_MAKE_ONE}")
+        _check_link_secret(self.link_secret)
         self.queue_weights()
         self.webhook_key()
 
@@ -327,6 +326,11 @@ class Config:
         if not weights:
             raise ConfigError("queues: name at least one queue")
         return weights
+
+
+def _check_link_secret(secret: str) -> None:
+    if secret and not _LINK_SECRET.fullmatch(secret):
+        raise ConfigError(f"link_secret: write 32 to 256 ASCII characters without spaces; {HOW_TO_MAKE_ONE}")
 
 
 def _token(text: str) -> Token | None:
