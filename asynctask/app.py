@@ -18,11 +18,12 @@ from itertools import chain, islice
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
+from asynctask.access import LINKABLE, MAX_LINK_S, Link, sign
 from asynctask.brokers.admin import MAX_PAGE
-from asynctask.clock import Clock, Ids, SystemClock, SystemIds, micros
-from asynctask.config import check_setting, load
+from asynctask.clock import SECOND, Clock, Ids, SystemClock, SystemIds, micros, rfc3339
+from asynctask.config import HOW_TO_MAKE_ONE, check_setting, load
 from asynctask.core.transitions import CALLBACKS, MERGE
-from asynctask.errors import AsyncTaskError, ConfigError, InputError, UnknownWorker
+from asynctask.errors import AsyncTaskError, ConfigError, InputError, NoLinks, UnknownWorker
 from asynctask.exports.files import ResultFile
 from asynctask.exports.run import MERGER, check_columns, check_format, merge, result_of, write_shard
 from asynctask.integrations.remote import JobRecord, Recorded, RemoteWorkers, Reporter
@@ -856,6 +857,26 @@ class AsyncTask(OnDemand):
         """The progress object of a Task, read by one statement; see :meth:`TaskHandle.progress`. Raises
         :class:`NotFound`."""
         return TaskHandle(self._made().services, task_id).progress(errors, take=take)
+
+    def link(self, task_id: int, rights: Collection[str] = ("read",), expires_in: float = 86_400, *, who: str = "") -> str:
+        """A signed link to one Task: give it as the parameter ``link`` of its page and of its URLs in the API.
+
+        ``rights``: ``read``, or ``read`` and ``control``; ``expires_in``: seconds, at most 366 days; ``who``: the author,
+        for the Task's log. Raises :class:`NotFound`, :class:`InputError`; :class:`~asynctask.errors.NoLinks` without the
+        setting ``link_secret``.
+        """
+        if not self.config.link_secret:
+            raise NoLinks(f"links are signed with the setting link_secret, and it is not set; {HOW_TO_MAKE_ONE}")
+        chosen = frozenset({rights} if isinstance(rights, str) else rights)
+        if not (chosen <= LINKABLE and "read" in chosen):
+            raise InputError("the rights of a link are read, or read and control", code="invalid_link")
+        if not 1 <= expires_in <= MAX_LINK_S:
+            raise InputError(f"expires_in: write 1 to {MAX_LINK_S:,} seconds", code="invalid_link")
+        core = self._made()
+        link = Link(task_id, chosen, core.ledger.now() // SECOND + round(expires_in))
+        detail = {"rights": sorted(chosen), "expires_at": rfc3339(link.expires_at * SECOND)}
+        queries.log_link(core.ledger, task_id, detail, who=who)
+        return sign(link, self.config.link_secret)
 
     def tasks(
         self,

@@ -15,10 +15,12 @@ from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Any, Final, NamedTuple, get_type_hints
 from urllib.parse import unquote
 
+from asynctask.access import RIGHTS, USUAL, User
 from asynctask.errors import ConfigError
 from asynctask.messages import CATALOGUE
 
 ENV_PREFIX: Final = "ASYNCTASK_"
+HOW_TO_MAKE_ONE: Final = 'to make one: python -c "import secrets; print(secrets.token_urlsafe(32))"'
 
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 LOG_FORMATS: Final = ("auto", "console", "json")
@@ -53,7 +55,10 @@ _MAX_SOCKET_PATH: Final = 100
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"'<>]+")
 _OPTION: Final = re.compile(r"[\w.%-]+=[^\s&;\"'<>]+")
 _SECRET_NAME: Final = re.compile(r"pass|pwd|secret|key|token|credential|signature|\bsig\b", re.IGNORECASE)
-_TOKEN: Final = re.compile(r"([A-Za-z0-9_.-]{1,64})(:read)?=([A-Za-z0-9._~-]{16,256})")
+_LINK_SECRET: Final = re.compile(r"[!-~]{32,256}")
+_ORIGIN: Final = re.compile(r"(https?)://(\[[0-9a-f:.]+\]|[a-z0-9_](?:[a-z0-9_.-]*[a-z0-9_])?)(?::([0-9]{1,5}))?")
+_SECRETS: Final = frozenset({"tokens", "link_secret", "webhook_secret"})
+_TOKEN: Final = re.compile(r"([A-Za-z0-9_.-]{1,64})(?::([a-z,]+))?(?:@([^\s=]+))?=([A-Za-z0-9._~-]{16,256})")
 
 
 def _field(default: Any, text: str, *, low: float | None = None, high: float | None = None, shown: bool = True) -> Any:
@@ -61,11 +66,10 @@ def _field(default: Any, text: str, *, low: float | None = None, high: float | N
 
 
 class Token(NamedTuple):
-    """An access token for the web server: a ``name`` for the log, the ``secret``, and whether it permits only reads."""
+    """An access token for the web server: who has it, and the secret."""
 
-    name: str
+    user: User
     secret: str
-    reads_only: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,8 +148,18 @@ class Config:
     web_prefix: str = _field("", "Path under which a proxy serves the web server, such as /bulk; empty: at the root.")
     tokens: str = _field(
         "",
-        "Users of the web server, separated by spaces: ann=TOKEN, or eve:read=TOKEN to read only; empty: everyone.",
+        "Users of the web server, separated by spaces: ann=TOKEN, eve:read=TOKEN to read only, shop@OWNER=TOKEN for one"
+        " owner's Tasks; empty: everyone.",
         shown=False,
+    )
+    link_secret: str = _field(
+        "", "Signs links to single Tasks: at least 32 characters, the same in all processes; empty: no links.", shown=False
+    )
+    allowed_origins: str = _field(
+        "", "Sites whose pages may use the API, separated by spaces: https://shop.example; empty: only its own pages."
+    )
+    allow_unprotected: bool = _field(
+        False, "Another WSGI server answers other machines without tokens: a proxy with a login is before it."
     )
     web_threads: int = _field(8, "Threads of the web server.", low=1, high=256)
     access_log: bool = _field(False, "Log each request of the web server.")
@@ -227,6 +241,8 @@ class Config:
         socket_path(self.host)
         self.trusted_networks()
         self.access()
+        self.origins()
+        _check_link_secret(self.link_secret)
         self.queue_weights()
         self.webhook_key()
 
@@ -258,16 +274,31 @@ class Config:
         """The access tokens for the web server; without any, everyone may use it."""
         found: dict[str, Token] = {}
         for number, each in enumerate(self.tokens.split(), start=1):
-            parts = _TOKEN.fullmatch(each)
+            token = _token(each)
             # The message must not show a secret. Two names with the same secret could not be distinguished.
-            if parts is None or parts[1] in found or parts[3] in {token.secret for token in found.values()}:
+            if token is None or token.user.name in found or token.secret in {other.secret for other in found.values()}:
                 raise ConfigError(
-                    f"tokens: entry {number} is wrong. Write ann=SECRET or ann:read=SECRET with spaces between, each name"
-                    " and each secret once; a secret has 16 to 256 letters, digits or . _ ~ -; to make one:"
-                    ' python -c "import secrets; print(secrets.token_urlsafe(24))"'
+                    f"tokens: entry {number} is wrong. Write ann=SECRET or ann:read,submit@OWNER=SECRET, with some of the"
+                    f" rights {', '.join(RIGHTS)} (operate: without an owner) and the owner of the Tasks, spaces between"
+                    f" entries, and each name and each secret once; a secret has 16 to 256 letters, digits or . _ ~ -;"
+                    f" {HOW_TO_MAKE_ONE}"
                 )
-            found[parts[1]] = Token(parts[1], parts[3], parts[2] is not None)
+            found[token.user.name] = token
         return list(found.values())
+
+    def origins(self) -> frozenset[str]:
+        """The origins in ``allowed_origins``, as browsers send them: without a port that is usual."""
+        found = set()
+        for each in self.allowed_origins.split():
+            if (parts := _ORIGIN.fullmatch(each)) is None:
+                raise ConfigError(
+                    f"allowed_origins: {each[:200]!r} is no origin; write scheme and host in lower case, and the port if it"
+                    " is none of 80 and 443, such as https://shop.example or http://localhost:5173, with spaces between"
+                )
+            scheme, host, port = parts.groups()
+            usual = port is None or port == {"http": "80", "https": "443"}[scheme]
+            found.add(f"{scheme}://{host}" if usual else f"{scheme}://{host}:{port}")
+        return frozenset(found)
 
     def webhook_key(self) -> bytes:
         """The bytes that sign webhooks; empty without ``webhook_secret``."""
@@ -297,6 +328,24 @@ class Config:
         return weights
 
 
+def _check_link_secret(secret: str) -> None:
+    if secret and not _LINK_SECRET.fullmatch(secret):
+        raise ConfigError(f"link_secret: write 32 to 256 ASCII characters without spaces; {HOW_TO_MAKE_ONE}")
+
+
+def _token(text: str) -> Token | None:
+    """An entry of ``tokens``: ``NAME[:RIGHTS][@OWNER]=SECRET``. Without rights it has all that the owner permits. None if
+    it is wrong."""
+    if (parts := _TOKEN.fullmatch(text)) is None:
+        return None
+    name, rights, owner, secret = parts.groups()
+    every = frozenset({"operate"}) if owner is None else USUAL
+    try:
+        return Token(User(name, owner, every if rights is None else frozenset(rights.split(","))), secret)
+    except ConfigError:
+        return None
+
+
 def socket_path(host: str) -> str:
     """The path of a ``host`` that is a Unix socket, ``unix:/path``; empty for an address. Raises :class:`ConfigError`."""
     if not host.startswith(_UNIX):
@@ -314,6 +363,8 @@ def shown(name: str, value: Any) -> Any:
     """The value of a setting with passwords left out."""
     if name == "tokens":
         return " ".join(f"{each.partition('=')[0]}=***" for each in str(value).split())
+    if name in _SECRETS:
+        return "***" if value else ""
     return masked_url(value) if name in _URLS and isinstance(value, str) else value
 
 
@@ -448,7 +499,7 @@ def _check(name: str, value: Any, low: float | None, high: float | None) -> None
     kind = setting_types()[name]
     ok = isinstance(value, int | float) and not isinstance(value, bool) if kind is float else type(value) is kind
     if not ok:
-        given = type(value).__name__ if name == "tokens" or name in _URLS else repr(value)
+        given = type(value).__name__ if name in _SECRETS or name in _URLS else repr(value)
         raise ConfigError(f"{name} must be {kind.__name__}, not {given}")
     if (low is not None and not value >= low) or (high is not None and not value <= high):  # so that NaN is refused
         raise ConfigError(

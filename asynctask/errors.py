@@ -191,6 +191,13 @@ class ConfigError(AsyncTaskError):
     code = "bad_config"
 
 
+class NoLinks(ConfigError):
+    """There is no secret to sign links with."""
+
+    code = "no_link_secret"
+    status = 409
+
+
 class SchemaOutdated(AsyncTaskError):
     """The database's schema is not the one that this version needs; the message has the command that upgrades it."""
 

@@ -137,7 +137,7 @@ def _progress(app: AsyncTask, task_id: int) -> Callable[[], None]:
 
 def _get(app: AsyncTask, task_id: int) -> Callable[[], None]:
     """As a server calls the application: what comes before, the reading of the request, is not the application's."""
-    application, path = create_app(app), f"/api/tasks/{task_id}"
+    application, path = create_app(app, allow_unprotected=True), f"/api/tasks/{task_id}"
     environ = EnvironBuilder(path=path).get_environ()
 
     def look() -> None:

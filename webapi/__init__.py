@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Any, Final
 
 from apiflask import APIBlueprint, APIFlask
-from flask import g, render_template, request, url_for
+from flask import render_template, request, url_for
 from flask.typing import ResponseReturnValue
 
 from asynctask._version import __version__
+from asynctask.access import User
 from asynctask.app import AsyncTask
 from asynctask.errors import NotFound
 from asynctask.lists.readers.opening import FORMATS
-from webapi import openapi, operations, problems, reading, reports, security, tasks, workers
+from webapi import access, openapi, operations, problems, reading, reports, security, tasks, workers
 from webapi.context import (
     EXTENSION,
     TASK_PAGES,
@@ -24,12 +25,22 @@ from webapi.context import (
     tag,
 )
 
-__all__ = ["create_app"]
+__all__ = ["User", "create_app"]
 
 
-def create_app(app: AsyncTask, *, host: str | None = None, slots: Slots | None = None) -> APIFlask:
+def create_app(
+    app: AsyncTask,
+    *,
+    authorize: security.Authorize | None = None,
+    allow_unprotected: bool | None = None,
+    host: str | None = None,
+    slots: Slots | None = None,
+) -> APIFlask:
     """A Flask application that serves ``app``. Several can share a process.
 
+    ``authorize``: called with each request (a ``flask.Request``, whose body may not have been received yet), returns the
+    :class:`User` that it is from, or None for nobody; the users of ``app.config.tokens`` are known beside these. Without
+    either, it answers only to this machine, unless ``allow_unprotected`` (by default ``app.config.allow_unprotected``).
     ``host``: the address or name that it is served at, by default ``app.config.host``. It also answers to the names of
     ``app.config.allowed_hosts`` and to loopback names (:class:`webapi.security.AllowedHosts`). ``slots``: how many
     requests may take long at a time, by default those of a server that holds a thread for each
@@ -42,8 +53,13 @@ def create_app(app: AsyncTask, *, host: str | None = None, slots: Slots | None =
     reading.register(flask_app, app)
     problems.register(flask_app)
     security.register_hosts(flask_app, app.config, app.config.host if host is None else host)
-    security.register_tokens(flask_app, app.config)
-    security.register(flask_app)
+    if allow_unprotected is None:
+        allow_unprotected = app.config.allow_unprotected
+    origins = app.config.origins()
+    security.register_origins(flask_app, origins)
+    security.register_users(flask_app, app.config, authorize, allow_unprotected=allow_unprotected)
+    security.register(flask_app, origins)
+    access.register(flask_app)
     openapi.register(flask_app, app)
     register_slots(flask_app, slots or Slots.of_threads(app.config.web_threads))
     reading.register_heads(flask_app)
@@ -63,8 +79,26 @@ pages: Final = APIBlueprint("pages", __name__, enable_openapi=False)
 
 @pages.context_processor
 def _of_reader() -> dict[str, Any]:
-    """What each page depends on: the language of the reader's messages, and whether the reader may change anything."""
-    return {"locale": tag(reader_locale()), "may_change": not g.get("reads_only", False)}
+    """What each page depends on: the language of the reader's messages, and what the reader may do."""
+    user = access.current_user()
+    return {
+        "locale": tag(reader_locale()),
+        "may_submit": user.may("submit"),
+        "may_control": user.may("control"),
+        "sees_all": user.sees_all,
+        "may_list": user.task_id is None,
+    }
+
+
+@pages.errorhandler(NotFound)
+def missing(_: Exception) -> ResponseReturnValue:
+    """The page of a Task or a job that does not exist, or not for the reader."""
+    named = request.view_args or {}
+    if "job_id" in named:
+        kind, name, every = "job", named["job_id"][:64], url_for("pages.jobs")
+    else:
+        kind, name, every = "Task", named.get("task_id"), url_for("pages.home")
+    return render_template("missing.html", kind=kind, name=name, all_url=every), 404
 
 
 @pages.get("/")
@@ -85,10 +119,7 @@ def home() -> ResponseReturnValue:
 @pages.get(f"{TASK_PAGES}/<int:task_id>")
 def task(task_id: int) -> ResponseReturnValue:
     """One Task."""
-    try:
-        progress = find_progress(task_id)
-    except NotFound:
-        return render_template("missing.html", kind="Task", name=task_id, all_url=url_for("pages.home")), 404
+    progress = find_progress(task_id)
     worker = progress["worker"]
     takes_lists = worker in asynctask_app().list_workers()
     return render_template("task.html", task_id=task_id, title=progress["title"], worker=worker, takes_lists=takes_lists)
@@ -103,11 +134,7 @@ def jobs() -> ResponseReturnValue:
 @pages.get("/jobs/<job:job_id>")
 def job(job_id: str) -> ResponseReturnValue:
     """One job."""
-    try:
-        worker = asynctask_app().event(job_id)["worker_name"]
-    except NotFound:
-        return render_template("missing.html", kind="job", name=job_id[:64], all_url=url_for("pages.jobs")), 404
-    return render_template("job.html", job_id=job_id, worker=worker)
+    return render_template("job.html", job_id=job_id, worker=asynctask_app().event(job_id)["worker_name"])
 
 
 @pages.get("/docs")

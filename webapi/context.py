@@ -75,9 +75,9 @@ def _possible(task_id: int) -> int:
 
 
 def who() -> str:
-    """The requester for a Task's log: the name of its token, and its address."""
+    """The requester for a Task's log: the name of the user, and the address."""
     where = f"web {request.remote_addr or 'unknown'}"
-    return f"{g.user} ({where})" if "user" in g else where
+    return f"{g.user.name} ({where})" if "user" in g else where
 
 
 # -- language

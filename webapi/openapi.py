@@ -32,6 +32,7 @@ _SHEETS: Final = (
 )
 _COMMON_RESPONSES: Final = {
     "400": "The request cannot be read",
+    "403": "The user lacks the right, or the request is a page's of another site",
     "408": "The request came too slowly",
     "413": "The body is too long",
     "414": "The first line of the request is too long",
@@ -99,6 +100,9 @@ def _complete(app: AsyncTask, spec: dict[str, Any] | str) -> dict[str, Any] | st
         schemes = {name: {"type": "http", "scheme": name} for name in ("bearer", "basic")}
         spec["components"]["securitySchemes"] = schemes
         spec["security"] = [{name: []} for name in schemes]
+    if app.config.link_secret:
+        schemes = spec["components"].setdefault("securitySchemes", {})
+        schemes["link"] = {"type": "apiKey", "in": "query", "name": "link", "description": "A link to one Task."}
     submit = spec["paths"]["/api/tasks"]["post"]
     submit["requestBody"] = _submission_body()
     for each in submit["parameters"]:
@@ -271,8 +275,6 @@ def _complete_operation(path: str, method: str, operation: dict[str, Any]) -> No
     responses = operation["responses"]
     if operation.get("parameters") or "requestBody" in operation or path == "/api/tasks":
         responses.setdefault("422", {"description": "Something in the request is wrong; `errors` says what"})
-    if method != "get":
-        responses.setdefault("403", {"description": "Forbidden"})
     if "{" in path:
         responses.setdefault("404", {"description": "There is no such thing"})
     if "requestBody" in operation:

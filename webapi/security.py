@@ -14,21 +14,24 @@ import math
 import socket
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
-from functools import lru_cache
-from typing import Any, Final
-from urllib.parse import urlsplit
+from collections.abc import Callable, Collection, Iterable
+from functools import lru_cache, partial
+from typing import Any, Final, TypeVar
+from urllib.parse import unquote, urlsplit
 
 from apiflask import APIFlask
-from flask import Response, g, request
+from flask import Request, Response, g, request
 from werkzeug.datastructures import Authorization
 
-from asynctask.config import WEB_PATHS, WEB_PREFIX, Config, Token
+from asynctask.access import Link, User, read_link
+from asynctask.clock import SECOND, rfc3339
+from asynctask.config import WEB_PATHS, WEB_PREFIX, Config
 from asynctask.errors import InputError
 from asynctask.logs import Logger, get_logger
 from webapi.context import EXTENSION
 from webapi.problems import CrossSite
 
+_Found = TypeVar("_Found")
 _WILDCARDS: Final = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 - compared, not bound
 
 
@@ -282,10 +285,17 @@ class LoggedOut(Unauthorized):
     headers = Unauthorized.headers[1:]
 
 
-class ReadOnly(InputError):
-    """The token of the request may only read."""
+class InvalidLink(InputError):
+    """The link in the query was not made here, or has expired."""
 
-    code = "read_only"
+    code = "invalid_link"
+    status = 403
+
+
+class Unprotected(InputError):
+    """There is no login, and the request comes from elsewhere."""
+
+    code = "unprotected"
     status = 403
 
 
@@ -300,32 +310,104 @@ class TooManyAttempts(InputError):
         self.headers = (("Retry-After", str(max(1, math.ceil(wait_s)))),)
 
 
-def register_tokens(flask_app: APIFlask, config: Config) -> None:
-    """Answers only to those whom ``config.tokens`` names, if it names any: with the secret as a bearer token (RFC 6750), or
-    with name and secret as user and password (RFC 7617), which browsers ask for. Slows down those who guess."""
-    known = [(token, _digest(token.secret)) for token in config.access()]
-    logins = Logins(known, flask_app.extensions[EXTENSION].clock.monotonic, get_logger("asynctask.web"))
+Authorize = Callable[[Request], User | None]
+"""Names the user of a request, or nobody."""
 
-    def refuse_strangers() -> None:
-        if request.path in _PROBES:
+
+def register_users(flask_app: APIFlask, config: Config, authorize: Authorize | None, *, allow_unprotected: bool) -> None:
+    """Answers only to the users whom ``authorize`` names, and to those of ``config.tokens``: with the secret as a bearer
+    token (RFC 6750), or with name and secret as user and password (RFC 7617), which browsers ask for. Slows down those who
+    guess. Without either, to this machine alone, unless ``allow_unprotected``. Whoever has a link is its user, without a
+    login."""
+    known = [(token.user, _digest(token.secret)) for token in config.access()]
+    clock = flask_app.extensions[EXTENSION].clock
+    logins = Logins(known, clock.monotonic, get_logger("asynctask.web"))
+
+    def recognise() -> None:
+        if request.path in _PROBES or request.endpoint == "static":
             return
-        try:
-            given = request.authorization
-        except ValueError:  # werkzeug raises it for base64 with other characters than ASCII
-            given = None
-        token = logins.token_of(given, request.remote_addr or "", request.path)
-        if token is None:
-            known_before = given is not None and request.headers.get("Sec-Fetch-Dest") == "empty"
-            raise (LoggedOut if known_before else Unauthorized)(
-                "a token is needed: send it as `Authorization: Bearer SECRET`, or log in with name and secret"
-            )
-        if token.reads_only and request.method not in _SAFE_METHODS:
-            raise ReadOnly(f"the token of {token.name} may only read")
-        g.user, g.reads_only = token.name, token.reads_only
-        request.environ["REMOTE_USER"] = token.name
+        if _LINK in request.environ:
+            user: User | None = _by_link(logins, config.link_secret, clock.now() // SECOND)
+        elif authorize is None and not known:
+            if not allow_unprotected:
+                _refuse_elsewhere()
+            return
+        else:
+            user = None if authorize is None else _named_by(authorize)
+            if user is None and known:
+                user = _by_token(logins)
+        if user is None:
+            raise LoggedOut("nobody is logged in here: log in where this server is a part of, and try again")
+        g.user = user
+        request.environ["REMOTE_USER"] = user.name
 
-    if known:
-        flask_app.before_request(refuse_strangers)
+    flask_app.before_request(recognise)
+    flask_app.wsgi_app = Linked(flask_app.wsgi_app)  # type: ignore[method-assign]
+
+
+def _named_by(authorize: Authorize) -> User | None:
+    user = authorize(request._get_current_object())  # type: ignore[attr-defined]
+    if user is None or isinstance(user, User):
+        return user
+    raise TypeError(f"authorize must return a webapi.User, or None for nobody, not {type(user).__name__}")
+
+
+def _by_token(logins: Logins) -> User:
+    """The user of the token in the request. Raises :class:`Unauthorized`, :class:`TooManyAttempts`."""
+    try:
+        given = request.authorization
+    except ValueError:  # werkzeug raises it for base64 with other characters than ASCII
+        given = None
+    user = logins.user_of(given, request.remote_addr or "", request.path)
+    if user is None:
+        known_before = given is not None and request.headers.get("Sec-Fetch-Dest") == "empty"
+        raise (LoggedOut if known_before else Unauthorized)(
+            "a token is needed: send it as `Authorization: Bearer SECRET`, or log in with name and secret"
+        )
+    return user
+
+
+_LINK: Final = "asynctask.link"
+
+
+class Linked:
+    """WSGI middleware: takes the parameter `link` out of the query, so that no route, no answer and no log has it."""
+
+    def __init__(self, application: Any) -> None:
+        self._application = application
+
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Any:
+        parts = environ.get("QUERY_STRING", "").split("&")
+        links = [part for part in parts if part.startswith("link=")]
+        if links:
+            environ[_LINK] = unquote(links[0].removeprefix("link=")) if len(links) == 1 else ""
+            environ["QUERY_STRING"] = "&".join(part for part in parts if part not in links)
+        return self._application(environ, start_response)
+
+
+def _by_link(logins: Logins, secret: str, now_s: int) -> User:
+    """The holder of the link in the query. Raises :class:`InvalidLink`, :class:`TooManyAttempts`."""
+    link = logins.link_of(request.environ[_LINK], secret, request.remote_addr or "", request.path)
+    if link is None or link.expires_at <= now_s:
+        raise InvalidLink("this link is not valid, or has expired: ask for a new one")
+    until = rfc3339(link.expires_at * SECOND)
+    return User(f"link until {until}", rights=link.rights, task_id=link.task_id)
+
+
+_OF_PROXIES: Final = ("HTTP_X_FORWARDED_FOR", "HTTP_FORWARDED", "HTTP_X_REAL_IP")
+
+
+def _refuse_elsewhere() -> None:
+    """Refuses what does not come from a program or a browser of this machine. A proxy may have an address of this machine;
+    it is known by its headers, and by the name that its clients use."""
+    host = request.environ.get("HTTP_HOST", "")
+    is_here = is_loopback(request.remote_addr or "") and (not host or is_loopback(name_of(host) or ""))
+    if is_here and not any(name in request.environ for name in _OF_PROXIES):
+        return
+    raise Unprotected(
+        "this server has no login, so it answers only to this machine. The operator gives create_app authorize=, or sets"
+        " tokens; or, if a proxy with a login is before it, allow_unprotected"
+    )
 
 
 class Allowance:
@@ -359,13 +441,13 @@ class _Failures:
 
 
 class Logins:
-    """Compares the secrets of requests with the known tokens, and limits guessing for each address (IPv6: each /64).
+    """Looks at the secrets of requests, tokens and links, and limits guessing for each address (IPv6: each /64).
 
     An address may fail ten times at once, and then once a second. Beyond that its secrets are refused without a look, so
     that a guess that is right tells nothing, except those that were valid from there before: who is logged in goes on. No
     other address is affected. Of addresses, the 10,000 that failed last are kept. Thread-safe.
 
-    Arguments: the ``known`` tokens with the digests of their secrets; a ``monotonic`` clock in seconds; the ``log``, which
+    Arguments: the ``known`` users with the digests of their secrets; a ``monotonic`` clock in seconds; the ``log``, which
     gets one line for an address in 10 s, with the number of failures since the last one, and one a second in all.
     """
 
@@ -374,7 +456,7 @@ class Logins:
     LINE_S: Final = 10.0
     ADDRESSES: Final = 10_000
 
-    def __init__(self, known: Iterable[tuple[Token, bytes]], monotonic: Callable[[], float], log: Logger) -> None:
+    def __init__(self, known: Iterable[tuple[User, bytes]], monotonic: Callable[[], float], log: Logger) -> None:
         self._known = tuple(known)
         self._monotonic = monotonic
         self._log = log
@@ -383,8 +465,8 @@ class Logins:
         self._valid: OrderedDict[tuple[str, bytes], None] = OrderedDict()
         self._lines = Allowance(self.MOST, 1.0)
 
-    def token_of(self, given: Authorization | None, address: str, path: str) -> Token | None:
-        """The token whose secret is given, if any is. ``address`` and ``path`` of the request, for the log.
+    def user_of(self, given: Authorization | None, address: str, path: str) -> User | None:
+        """The user whose secret is given, if any is. ``address`` and ``path`` of the request, for the log.
 
         Raises :class:`TooManyAttempts`.
         """
@@ -394,26 +476,36 @@ class Logins:
         secret = (given.token if given.type == "bearer" else given.password) or ""
         if not secret:
             return None
+        # A secret that was typed into the field of the name is not for the log.
+        is_secret = name is not None and self._compare(_digest(name), None) is not None
+        shown = "***" if is_secret else name and name[:64]
+        digest = _digest(secret)
+        return self._looked_at(digest, lambda: self._compare(digest, name), address, name=shown, path=path)
+
+    def link_of(self, text: str, secret: str, address: str, path: str) -> Link | None:
+        """What a link permits, also one that has expired, if it was signed with ``secret``. Raises as :meth:`user_of`."""
+        return self._looked_at(_digest(text), lambda: read_link(text, secret), address, name="link", path=path)
+
+    def _looked_at(
+        self, secret: bytes, look: Callable[[], _Found | None], address: str, *, name: str | None, path: str
+    ) -> _Found | None:
         with self._lock:
-            token, wait_s, attempts = self._judge(_digest(secret), name, network_of(address))
+            found, wait_s, attempts = self._judge(secret, look, network_of(address))
         if attempts:
-            # A secret that was typed into the field of the name is not for the log.
-            is_secret = name is not None and self._compare(_digest(name), None) is not None
-            shown = "***" if is_secret else name and name[:64]
-            self._log.warning("login_failed", address=address[:64], name=shown, path=path[:200], attempts=attempts)
+            self._log.warning("login_failed", address=address[:64], name=name, path=path[:200], attempts=attempts)
         if wait_s:
             raise TooManyAttempts(wait_s)
-        return token
+        return found
 
-    def _judge(self, secret: bytes, name: str | None, network: str) -> tuple[Token | None, float, int]:
-        """The token, the seconds to wait before a secret is compared again, and the failures to log."""
+    def _judge(self, secret: bytes, look: Callable[[], _Found | None], network: str) -> tuple[_Found | None, float, int]:
+        """What ``look`` finds for a secret, the seconds to wait before one is looked at again, and the failures to log."""
         now, failures = self._monotonic(), self._failed.get(network)
         wait_s = 0.0 if failures is None or (network, secret) in self._valid else failures.allowed.wait_s(now)
         if not wait_s:
-            token = self._compare(secret, name)
-            if token is not None:
+            found = look()
+            if found is not None:
                 _keep(self._valid, (network, secret), None)
-                return token, 0.0, 0
+                return found, 0.0, 0
         if failures is None:
             failures = _Failures()
         _keep(self._failed, network, failures)
@@ -427,9 +519,9 @@ class Logins:
         told, failures.untold = failures.untold, 0
         return None, wait_s, told
 
-    def _compare(self, secret: bytes, name: str | None) -> Token | None:
+    def _compare(self, secret: bytes, name: str | None) -> User | None:
         """Compares all of them in constant time."""
-        found = [token for token, digest in self._known if hmac.compare_digest(digest, secret)]
+        found = [user for user, digest in self._known if hmac.compare_digest(digest, secret)]
         return next((each for each in found if name is None or each.name == name), None)
 
 
@@ -454,6 +546,12 @@ def _digest(secret: str) -> bytes:
 # -- cross-site requests and security headers
 
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_PREFLIGHT: Final = {
+    "Access-Control-Allow-Methods": "GET, HEAD, POST, PATCH",
+    "Access-Control-Allow-Headers": "Authorization, Content-Type, Idempotency-Key, If-None-Match, Last-Event-ID, Range",
+    "Access-Control-Max-Age": "600",
+}
+_EXPOSED: Final = "Content-Disposition, Content-Language, ETag, Idempotency-Replayed, Location, Retry-After"
 _USUAL_PORTS: Final = {"http": ":80", "https": ":443"}
 _HEADERS: Final = {
     "Content-Security-Policy": (
@@ -468,21 +566,43 @@ _HEADERS: Final = {
 }
 
 
-def register(flask_app: APIFlask) -> None:
-    """Refuses changes requested by other sites, and sets the headers of every answer."""
-    flask_app.before_request(_refuse_other_sites)
+def register_origins(flask_app: APIFlask, allowed: Collection[str]) -> None:
+    """Lets the pages of the ``allowed`` origins use the API, by CORS: their preflights are answered before anybody is asked
+    who they are, for a browser sends none of that with them."""
+
+    def answer_preflight() -> Response | None:
+        if request.method != "OPTIONS" or "Access-Control-Request-Method" not in request.headers:
+            return None
+        return Response(status=204, headers=_PREFLIGHT) if request.headers.get("Origin") in allowed else None
+
+    def name_origin(response: Response) -> Response:
+        response.vary.add("Origin")
+        if (origin := request.headers.get("Origin")) in allowed:
+            response.headers["Access-Control-Allow-Origin"] = origin
+            response.headers["Access-Control-Allow-Credentials"] = "true"
+            response.headers["Access-Control-Expose-Headers"] = _EXPOSED
+        return response
+
+    if allowed:
+        flask_app.before_request(answer_preflight)
+        flask_app.after_request(name_origin)
+
+
+def register(flask_app: APIFlask, allowed: Collection[str]) -> None:
+    """Refuses changes requested by other sites than the ``allowed`` origins, and sets the headers of every answer."""
+    flask_app.before_request(partial(_refuse_other_sites, allowed))
     flask_app.after_request(_set_headers)
 
 
-def _refuse_other_sites() -> None:
+def _refuse_other_sites(allowed: Collection[str]) -> None:
     """Checks Sec-Fetch-Site and Origin, which a page cannot forge; programs send neither. A page that is not of
     this origin is another's, whether or not the two are one site."""
     if request.method in _SAFE_METHODS:
         return
     site = request.headers.get("Sec-Fetch-Site")
-    if site in ("same-origin", "none"):
-        return
     origin = request.headers.get("Origin")
+    if site in ("same-origin", "none") or origin in allowed:
+        return
     is_another = site is not None if origin is None else not _is_here(origin)
     if site == "cross-site" or is_another:
         raise CrossSite(

@@ -78,7 +78,8 @@ def _answer(
     app: AsyncTask, listener: socket.socket, host: str, threads: int, access_log: bool, beat: Callable[[], None]
 ) -> None:
     slots = Slots({"report": max(1, threads // 2), "file": MOST_FILES, "follow": 0})  # followers hold no thread
-    flask_app = create_app(app, host=host, slots=slots)
+    # The command has warned of an address that other machines reach.
+    flask_app = create_app(app, host=host, slots=slots, allow_unprotected=True)
     server = HttpServer(
         flask_app.wsgi_app,
         listener,

@@ -40,6 +40,7 @@ from pydantic import (
 )
 
 from asynctask import clock, operations, task
+from asynctask.access import MAX_LINK_S
 from asynctask.clock import from_datetime, read_rfc3339
 from asynctask.core.states import Status
 from asynctask.errors import InputError
@@ -370,6 +371,15 @@ class Knobs(_In, options.Knobs):
     what: ClassVar[str] = "knob"
 
 
+class NewLink(_In):
+    """A link to a Task to make."""
+
+    rights: list[Literal["read", "control"]] = Field(
+        ["read"], min_length=1, max_length=2, description="`read`, or `read` and `control`."
+    )
+    expires_in: int = Field(86_400, ge=1, le=MAX_LINK_S, description="Seconds for which it is valid.")
+
+
 # -- responses: documented only, not validated at run time
 
 
@@ -532,6 +542,15 @@ class Links(_Out):
     result: str
     stream: str
     ui: str
+
+
+class Linked(_Out):
+    """A link to a Task."""
+
+    link: str = Field(description="The text of the link: the parameter `link` of the Task's URLs.")
+    rights: list[Literal["read", "control"]]
+    expires_at: Time
+    links: Links = Field(description="URLs of the Task with it.")
 
 
 ListedEvent = described(task.ListedEvent)

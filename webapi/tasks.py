@@ -14,15 +14,19 @@ from flask import Response, request, stream_with_context
 from werkzeug.datastructures import FileStorage, MultiDict
 from werkzeug.wsgi import FileWrapper
 
+from asynctask.access import User, read_link
 from asynctask.app import AsyncTask
+from asynctask.clock import SECOND, rfc3339
 from asynctask.errors import InputError, NotFound, Unavailable
 from asynctask.exports.rows import FORMATS
 from asynctask.ledger.schedules import KEYS
 from asynctask.lists.dry_run import DryRun
+from asynctask.lists.options import CommonOptions, SubmitOptions
 from asynctask.lists.problems import fault
 from asynctask.lists.rows import ListSource, encoding_option
 from asynctask.submission import Submission
 from asynctask.task import VERBS, TaskHandle, Verb, event_cursor
+from webapi.access import Forbidden, current_user, of_user
 from webapi.context import (
     TASKS,
     Busy,
@@ -33,6 +37,7 @@ from webapi.context import (
     find_task,
     json_response,
     page_links,
+    progress_links,
     progress_response,
     progress_tag,
     reader_locale,
@@ -67,7 +72,9 @@ from webapi.shapes import (
     JobsSubmission,
     JsonSubmission,
     Knobs,
+    Linked,
     LogEntries,
+    NewLink,
     NoQuery,
     OneTaskQuery,
     Progress,
@@ -126,7 +133,7 @@ def export(body: ExportSubmission) -> Response:
     """
     app = asynctask_app()
     _refuse_unknown(app, body.worker)
-    options, wait_s = body.with_request(_idempotency_key(current_request()), who()), app.config.submit_wait_s
+    options, wait_s = _options(body, _idempotency_key(current_request())), app.config.submit_wait_s
     given = Submission(body.worker, body.shards, options, form=body.format, is_kept=True, wait_s=wait_s)
     return answer(app.hand_in(given))
 
@@ -178,17 +185,24 @@ def index(query: TaskQuery) -> Response:
 
     `links.next` leads to the next page and is null on the last one.
     """
-    page = JsonPage(query.limit, lambda task: int(task["task_id"]))
+    page, user = JsonPage(query.limit, lambda task: int(task["task_id"])), current_user()
     found = asynctask_app().tasks(
-        ids=[int(i) for i in query.ids.split(",")] if query.ids else None,
+        ids=_ids(query, user),
         state=query.state,
         worker=query.worker,
-        owner=query.owner,
+        owner=query.owner if user.owner is None else user.owner,
         after=query.after,
         limit=query.limit,
         take=lambda tasks: page(map(with_links, tasks)),
     )
     return json_response({"tasks": found, "links": page_links(page.after)}, cache="no-cache")
+
+
+def _ids(query: TaskQuery, user: User) -> list[int] | None:
+    """The ids asked for; none where the owner asked for is not the user's."""
+    if user.owner is not None and query.owner not in (None, user.owner):
+        return []
+    return [int(i) for i in query.ids.split(",")] if query.ids else None
 
 
 @blueprint.serve(
@@ -341,6 +355,24 @@ def log(task_id: int) -> Response:
     return json_response({"log": find_task(task_id).log(take=JsonPage())})
 
 
+@blueprint.serve("POST /<int:task_id>/links", "linkTask", Linked, body=NewLink, status=201, responses=[409])
+def link(task_id: int, body: NewLink) -> Response:
+    """Make a link to a Task, for somebody without a login
+
+    It is signed, and carries `read`, or `read` and `control`, until it expires. Its text is the parameter `link` of the
+    Task's page and of its URLs in the API. 409 `no_link_secret` if the server has no secret for links.
+    """
+    user = current_user()
+    if user.task_id is not None or not all(map(user.may, body.rights)):
+        raise Forbidden("a link carries no right that its maker lacks, and opens no way to another link")
+    text = asynctask_app().link(task_id, body.rights, body.expires_in, who=who())
+    found = read_link(text, asynctask_app().config.link_secret)
+    assert found is not None
+    links = {name: f"{url}?link={text}" for name, url in progress_links(task_id).items()}
+    made = {"link": text, "rights": sorted(found.rights), "expires_at": rfc3339(found.expires_at * SECOND), "links": links}
+    return json_response(made, 201, cache="no-store")
+
+
 @blueprint.serve("GET /<int:task_id>/waiting", "listWaitReasons", WaitReasons)
 def waiting(task_id: int) -> Response:
     """Why no row of a Task begins
@@ -438,11 +470,11 @@ def _from_json(app: AsyncTask, incoming: ApiRequest, key: str | None) -> Submiss
         raise InputError('the body must be a JSON object: {"worker": ..., "items": [...]}', code="wrong_type")
     if "jobs" in body:
         mixed = JobsSubmission.model_validate(body)
-        options = mixed.with_request(key, who())
+        options = _options(mixed, key)
         return Submission(None, mixed.jobs, options, is_kept=True, wait_s=app.config.submit_wait_s)
     given = JsonSubmission.model_validate(body)
     _refuse_unknown(app, given.worker)
-    options = given.with_request(key, who())
+    options = _options(given, key)
     return Submission(given.worker, given.items, options, is_kept=True, wait_s=app.config.submit_wait_s)
 
 
@@ -457,7 +489,7 @@ def _from_file(app: AsyncTask, incoming: ApiRequest, key: str | None) -> Submiss
     _refuse_unknown(app, given.worker)
     source = ListSource.checked(given.sheet, given.columns, given.encoding)
     stored = app.uploads.store(file.stream, _name_of(file), limit=app.config.max_file_bytes)
-    return Submission(given.worker, stored, given.with_request(key, who()), source, wait_s=app.config.submit_wait_s)
+    return Submission(given.worker, stored, _options(given, key), source, wait_s=app.config.submit_wait_s)
 
 
 def _from_raw(app: AsyncTask, incoming: ApiRequest, query: RawQuery, key: str | None) -> Submission:
@@ -475,7 +507,11 @@ def _from_raw(app: AsyncTask, incoming: ApiRequest, query: RawQuery, key: str | 
         encoding = charset
     source = ListSource.checked(None, query.columns, encoding)
     stored = app.uploads.store(body, RAW[incoming.mimetype], limit=app.config.max_file_bytes, named=False)
-    return Submission(query.worker, stored, query.with_request(key, who()), source, wait_s=app.config.submit_wait_s)
+    return Submission(query.worker, stored, _options(query, key), source, wait_s=app.config.submit_wait_s)
+
+
+def _options(given: CommonOptions, key: str | None) -> SubmitOptions:
+    return of_user(given.with_request(key, who()))
 
 
 def _refuse_unknown(app: AsyncTask, worker: str) -> None:

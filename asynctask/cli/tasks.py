@@ -29,8 +29,10 @@ from asynctask.cli.output import (
     state_of,
     summary,
 )
+from asynctask.cli.serve import address
 from asynctask.cli.submit import print_refusal, priority_value, why_still
 from asynctask.clock import SystemClock
+from asynctask.config import socket_path
 from asynctask.core.states import PROBLEM, State, Status
 from asynctask.errors import InputError, UnknownWorker
 from asynctask.operations import ACTIONS, Action, ToldEvent
@@ -336,6 +338,32 @@ def _job_command(action: Action) -> Command:
     return Command(action.name, params=[click.Argument(["job_id"])], callback=pass_session(tell), help=about)
 
 
+@click.command("link", cls=Command)
+@click.argument("task_id", type=TASK_ID)
+@click.option("--control", is_flag=True, help="Also to pause, resume, cancel and retry it, and to change its knobs.")
+@click.option("--expires-in", type=float, default=86_400, show_default=True, help="Seconds for which it is valid.")
+@click.option("--url", help="Where people reach the web server, with its prefix; default: its address on this machine.")
+@pass_session
+def link(session: Session, task_id: int, control: bool, expires_in: float, url: str | None) -> int:
+    """Print a link to the page of one Task, for somebody without a login.
+
+    It is signed with the setting link_secret.
+    """
+    app = session.existing()
+    if url is None:
+        host, port = session.setting(app.config, "host"), session.setting(app.config, "port")
+        if socket_path(host) or not port:
+            raise click.UsageError(
+                "the web server has no address of its own in the settings: say where people reach it, --url"
+            )
+        url = address(host, port) + app.config.web_prefix
+    text = app.link(task_id, ("read", "control") if control else ("read",), expires_in, who=who())
+    page = f"{url.rstrip('/')}/tasks/{task_id}?link={text}"
+    session.out.document({"task_id": task_id, "link": text, "url": page})
+    session.out.line(clean(page))
+    return OK
+
+
 @click.command("report", cls=Command)
 @click.argument("task_id", type=TASK_ID)
 @_output_option
@@ -443,6 +471,7 @@ COMMANDS: Final = (
     *map(_verb_command, VERBS.values()),
     jobs,
     *(_job_command(action) for action in ACTIONS if action.answer is ToldEvent),
+    link,
     report,
     result,
     template,

@@ -1195,6 +1195,14 @@ def call_back_again(ledger: Ledger, task_id: int, *, who: str = "") -> bool:
     return True
 
 
+@repeatable
+def log_link(ledger: Ledger, task_id: int, detail: dict[str, Any], *, who: str) -> None:
+    """Logs that somebody made a link to a Task. Raises :class:`NotFound`."""
+    with ledger.database.write() as connection:
+        task_rows.get(connection, task_id)
+        task_rows.log(connection, ledger, task_id, "linked", detail, who)
+
+
 def reopen_callbacks(
     connection: Connection, ledger: Ledger, task: dict[str, Any], event_ids: Sequence[int]
 ) -> list[Change]:

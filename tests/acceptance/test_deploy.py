@@ -88,7 +88,7 @@ def test_the_file_of_settings_is_read_as_it_is() -> None:
     secrets = {"SECRET": "s" * 16, "OTHER": "o" * 16}
     environ["ASYNCTASK_TOKENS"] = re.sub(r"SECRET|OTHER", lambda name: secrets[name[0]], environ["ASYNCTASK_TOKENS"])
     config, _ = load({}, environ)
-    assert (config.app, [each.name for each in config.access()]) == ("shop:app", ["ann", "grafana"])
+    assert (config.app, [each.user.name for each in config.access()]) == ("shop:app", ["ann", "grafana"])
 
 
 def instructions(name: str) -> list[str]:

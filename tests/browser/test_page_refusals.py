@@ -598,7 +598,7 @@ def test_a_reader_sees_everything_and_nothing_that_would_be_refused(browser: Any
         reader.goto(url)
         expect(reader.locator("#tasks li")).to_have_count(3)
         expect(reader.locator(CHANGES)).to_have_count(0)
-        expect(reader.locator("main")).to_contain_text("Your token may only read")
+        expect(reader.locator("main")).to_contain_text("You may not submit lists here")
         reader.get_by_text("enroll", exact=True).click()
         expect(reader.get_by_text("Quantity").first).to_be_visible()
         for task, words in ((ended, "finished with failures"), (held, "running"), (paused, "paused")):

@@ -659,6 +659,7 @@ NO_OPERATION: Final = {
     ),
     "submits": _prefixed("POST /api/", "tasks, jobs, exports")
     | _prefixed("asynctask ", "submit, export, perform, demo, split-task"),
+    "lets somebody else in": {"POST /api/tasks/{task_id}/links", "asynctask link"},
     "records what another program performed": _prefixed("POST /api/", "records, jobs/{job_id}/record"),
     "starts a process": _prefixed("asynctask ", "up, web, worker"),
     "is for Tasks that ended, or for no Task": _prefixed("asynctask ", "purge, db upgrade, schedules remove"),

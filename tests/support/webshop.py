@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 from support.databases import migrated_file
 
 from asynctask import AsyncTask, NormalException
-from webapi import create_app
+from webapi import User, create_app
 from webapi.context import Slots
 
 
@@ -62,8 +62,9 @@ class Client(FlaskClient):
         return super().open(*args, **kwargs)
 
 
-def client_of(app: AsyncTask, threads: int | None = None) -> Client:
-    flask_app = create_app(app, slots=None if threads is None else Slots.of_threads(threads))
+def client_of(app: AsyncTask, threads: int | None = None, **more: Any) -> Client:
+    """``more``: of :func:`create_app`."""
+    flask_app = create_app(app, slots=None if threads is None else Slots.of_threads(threads), **more)
     flask_app.test_client_class = Client
     client = flask_app.test_client()
     assert isinstance(client, Client)
@@ -74,3 +75,23 @@ def form_of(content: bytes | str, filename: str = "list.csv", worker: str = "enr
     """The arguments of a POST that uploads a file."""
     body = content.encode() if isinstance(content, str) else content
     return {"data": {"worker": worker, "file": (io.BytesIO(body), filename), **fields}}
+
+
+def as_user(app: AsyncTask, user: User | None) -> Client:
+    """A client of ``app`` whose requests are all those of ``user``."""
+    return client_of(app, authorize=lambda _: user)
+
+
+def calls(app: AsyncTask, **in_path: Any) -> Iterator[tuple[str, str, str]]:
+    """Every route: its endpoint, a method, and a path with these values in it."""
+    flask_app = create_app(app)
+    adapter = flask_app.url_map.bind("localhost")
+    for rule in flask_app.url_map.iter_rules():
+        named = {"name": "default", "filename": "task.js", **in_path}
+        for method in sorted((rule.methods or set()) - {"OPTIONS", "HEAD"}):
+            yield rule.endpoint, method, adapter.build(rule.endpoint, {each: named[each] for each in rule.arguments})
+
+
+def said(answer: Any) -> tuple[int, str]:
+    """The status of an answer, and the code of its problem."""
+    return answer.status_code, (answer.get_json(silent=True) or {}).get("code", "")

@@ -99,7 +99,8 @@ def behind(make_app: MakeApp) -> Callable[..., Any]:
     """Posts as a proxy does; returns the status, and who the log says it was."""
 
     def post(headers: dict[str, str], proxy: str = "127.0.0.1", **settings: Any) -> tuple[int, str | None]:
-        app = make_app(**{"allowed_hosts": "tasks.example", "trusted_proxies": "127.0.0.1 10.0.0.0/8", **settings})
+        proxies = {"trusted_proxies": "127.0.0.1 10.0.0.0/8", "allow_unprotected": True}
+        app = make_app(**{"allowed_hosts": "tasks.example", **proxies, **settings})
         task = app.submit("enroll", [{"sku": "A"}])
         answer = client_of(app).post(
             f"/api/tasks/{task.id}/pause", headers=headers, environ_overrides={"REMOTE_ADDR": proxy}

@@ -24,7 +24,7 @@ STREAM = "GET /api/tasks/{task_id}/stream"
 OPERATIONS = [
     "POST /api/tasks", "GET /api/tasks", "GET /api/tasks/{task_id}", "PATCH /api/tasks/{task_id}",
     "GET /api/tasks/{task_id}/events", "GET /api/tasks/{task_id}/errors", "GET /api/tasks/{task_id}/log",
-    "GET /api/tasks/{task_id}/waiting", STREAM,
+    "GET /api/tasks/{task_id}/waiting", STREAM, "POST /api/tasks/{task_id}/links",
     "POST /api/tasks/{task_id}/pause", "POST /api/tasks/{task_id}/resume", "POST /api/tasks/{task_id}/cancel",
     "POST /api/tasks/{task_id}/callbacks", "POST /api/exports", "GET /api/tasks/{task_id}/result",
     "POST /api/tasks/{task_id}/retry", "GET /api/tasks/{task_id}/rejected", "GET /api/tasks/{task_id}/report.csv",
@@ -63,7 +63,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AsyncTask]:
 
 @pytest.fixture(scope="module")
 def schema(app: AsyncTask) -> Any:
-    return schemathesis.openapi.from_wsgi("/openapi.json", create_app(app))
+    return schemathesis.openapi.from_wsgi("/openapi.json", create_app(app, allow_unprotected=True))
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,7 @@ from support.webshop import Client, client_of
 from werkzeug.datastructures import Authorization
 
 from asynctask import AsyncTask
+from asynctask.access import User
 from asynctask.config import Config, Token, load, settings
 from asynctask.errors import ConfigError
 from asynctask.logs import get_logger
@@ -64,7 +65,7 @@ def test_without_a_valid_token_nothing_is_answered_but_probes(
         "/docs",
         "/openapi.json",
     )
-    for path in (*paths, "/static/task.js", "/nowhere"):
+    for path in (*paths, "/nowhere"):
         answer = client.get(path, headers=headers)
         assert (answer.status_code, answer.json["code"]) == (401, "unauthorized"), path
         assert answer.headers["WWW-Authenticate"].startswith('Basic realm="AsyncTask"')
@@ -147,7 +148,10 @@ def test_secrets_are_shown_nowhere() -> None:
         Config(tokens=[f"ann={ANN}"])  # type: ignore[arg-type]
     assert str(refused.value) == "tokens must be str, not list"
     config, origins = load({}, {"ASYNCTASK_TOKENS": TOKENS})
-    assert config.access() == [Token("ann", ANN, False), Token("eve", EVE, True)]
+    assert config.access() == [
+        Token(User("ann", rights={"operate"}), ANN),
+        Token(User("eve", rights={"read"}), EVE),
+    ]
     (shown,) = [each.shown for each in settings(config, origins) if each.name == "tokens"]
     assert shown == "ann=*** eve:read=***"
     assert ANN not in repr(config)
@@ -164,7 +168,7 @@ class Door:
 
     def __init__(self) -> None:
         self.clock = SettableClock()
-        known = [(token, _digest(token.secret)) for token in Config(tokens=TOKENS).access()]
+        known = [(token.user, _digest(token.secret)) for token in Config(tokens=TOKENS).access()]
         self.logins = Logins(known, self.clock.monotonic, get_logger("asynctask.web"))
 
     def tries(self, secret: str, address: str = HERE, name: str | None = None) -> str:
@@ -175,10 +179,10 @@ class Door:
             else Authorization("basic", {"username": name, "password": secret})
         )
         try:
-            token = self.logins.token_of(given, address, "/api/tasks")
+            user = self.logins.user_of(given, address, "/api/tasks")
         except TooManyAttempts as error:
             return dict(error.headers)["Retry-After"]
-        return "refused" if token is None else token.name
+        return "refused" if user is None else user.name
 
 
 def test_an_address_guesses_ten_times_and_then_once_a_second_and_a_right_guess_tells_nothing() -> None:
@@ -207,7 +211,7 @@ def test_a_request_without_a_secret_is_no_attempt() -> None:
     door = Door()
     for given in (None, Authorization("digest", {"username": "ann"}), Authorization("bearer", token=""),
                   Authorization("basic", {"username": "ann", "password": ""})):  # fmt: skip
-        assert [door.logins.token_of(given, HERE, "/") for _ in range(20)] == [None] * 20
+        assert [door.logins.user_of(given, HERE, "/") for _ in range(20)] == [None] * 20
     assert door.tries(ANN) == "ann"
 
 

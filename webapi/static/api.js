@@ -41,6 +41,11 @@ export const call = async (url, options) => (await request(url, options)).data;
 /** Whether a link would be served: throws Refused if not. A browser says nothing of a download that is refused. */
 export const check = (url) => request(url, { method: "HEAD" });
 
+const LINK = new URLSearchParams(location.search).get("link");
+
+/** A URL of this server with the signed link that the page was opened with, if it was: the server knows its reader by that. */
+export const linked = (url) => (LINK === null ? url : `${url}${url.includes("?") ? "&" : "?"}link=${encodeURIComponent(LINK)}`);
+
 /** An answer with its ETag; `data` is null if it is the one that `etag` stands for. */
 async function request(url, { method = "GET", body, has, etag = null }) {
   const headers = { Accept: "application/json" };
@@ -51,7 +56,7 @@ async function request(url, { method = "GET", body, has, etag = null }) {
   let text;
   try {
     const signal = AbortSignal.timeout(effect === "none" ? READ_MS : CHANGE_MS);
-    response = await fetch(url, { method, headers, body: body === undefined ? undefined : JSON.stringify(body), signal });
+    response = await fetch(linked(url), { method, headers, body: body === undefined ? undefined : JSON.stringify(body), signal });
     text = await response.text();
   } catch {
     throw new Refused({ effect });

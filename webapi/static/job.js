@@ -1,6 +1,6 @@
 // One job: its record, and what can be done about it.
 
-import { Poller, attempt, call } from "./api.js";
+import { Poller, attempt, call, linked } from "./api.js";
 import { $, $$, drawBadge, el, setText, show, user } from "./dom.js";
 import { STATUSES, count, when } from "./words.js";
 
@@ -58,7 +58,7 @@ function drawFacts(job) {
   for (const [name, value] of known) fact(name, value);
   if (job.task_id !== null && !facts.has("Task")) {
     fact("Task", " ");
-    $("dd", facts.get("Task")).replaceChildren(el("a", { href: `${page.dataset.tasks}/${job.task_id}` }, String(job.task_id)));
+    $("dd", facts.get("Task")).replaceChildren(el("a", { href: linked(`${page.dataset.tasks}/${job.task_id}`) }, String(job.task_id)));
   }
 }
 

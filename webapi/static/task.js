@@ -1,6 +1,6 @@
 // A Task's own page: its bar, its knobs, its failures. Everything moves without a reload.
 
-import { Poller, attempt, call, check, upload } from "./api.js";
+import { Poller, attempt, call, check, linked, upload } from "./api.js";
 import { $, $$, cells, drawBadge, drawBar, el, leave, setText, show, showProblem, user } from "./dom.js";
 import { CALLBACKS, CALLED, COUNTS, KINDS, badge, count, pace, percent, reached, rows, segments, sentence, when } from "./words.js";
 
@@ -8,7 +8,7 @@ const id = $("#task").dataset.id;
 const self = `${document.body.dataset.api}/${id}`;
 const PAGE = 20;
 
-const mayChange = "mayChange" in document.body.dataset;
+const mayControl = "mayControl" in document.body.dataset;
 
 /** The progress object that is shown. */
 let current = null;
@@ -219,7 +219,7 @@ const REPORTS = [
 
 /** A link to a file, that says why if there is none just now. */
 function download(href, text, attributes = {}) {
-  const link = el("a", { class: "button", href, download: true, ...attributes }, text);
+  const link = el("a", { class: "button", href: linked(href), download: true, ...attributes }, text);
   let checked = false;
   link.addEventListener("click", async (event) => {
     if (checked) return;
@@ -405,7 +405,7 @@ async function loadGroups(p, bad) {
   const { errors } = await call(`${self}/errors`, { has: "errors" });
   $("#groups tbody").replaceChildren(...errors.map((g) =>
     el("tr", {}, el("td", { class: "number" }, count(g.count)), el("td", {}, kind(g.status)), el("td", {}, user(g.message)),
-      el("td", {}, g.sample_rows.slice(0, 5).map((n) => count(n)).join(", ")), el("td", {}, mayChange && again(g)))));
+      el("td", {}, g.sample_rows.slice(0, 5).map((n) => count(n)).join(", ")), el("td", {}, mayControl && again(g)))));
   grouped = now;
   drawControls(current);
 }

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import os
-import re
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
 import click
-from flask import Flask, abort, flash, redirect, render_template, request, url_for
+from flask import Flask, Request, abort, flash, redirect, render_template, request, url_for
 from flask import session as cookie
 from werkzeug.middleware.dispatcher import DispatcherMiddleware
 from werkzeug.security import check_password_hash
-from werkzeug.wrappers import Request, Response
 
+import webapi
 from asynctask.errors import InputError, NotFound
 from shop.jobs import app as tasks
 from shop.jobs import enrol_product, price_list_shards
 from shop.models import User, prepare, session
-from webapi import create_app as create_api
 
-WSGI = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 View = Callable[..., Any]
 
 
@@ -35,7 +32,8 @@ def create_app() -> Flask:
     )
     add_views(shop)
     add_tasks(shop)
-    shop.wsgi_app = DispatcherMiddleware(shop.wsgi_app, {"/bulk": behind_login(shop, create_api(tasks))})  # type: ignore[method-assign]
+    api = webapi.create_app(tasks, authorize=api_users(shop))
+    shop.wsgi_app = DispatcherMiddleware(shop.wsgi_app, {"/bulk": api})  # type: ignore[method-assign]
 
     @shop.cli.command("prepare")
     @click.option("--user", default="ann")
@@ -49,25 +47,16 @@ def create_app() -> Flask:
 
 # -- who may see what
 
-SHOWN = re.compile(r"/api/tasks/(\d{1,18})(/report(\.\w+)?|/result)?")
-"""What users may get of the API: the progress of a Task, its reports, and the file of an export."""
 
+def api_users(shop: Flask) -> Callable[[Request], webapi.User | None]:
+    """Tells the API who sends a request: users, who read their own Tasks there, and submit on the pages of the shop."""
 
-def behind_login(shop: Flask, api: WSGI) -> WSGI:
-    """The API for those who are logged in: it reads, and shows only what the user has submitted."""
-
-    def guarded(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        with shop.request_context(environ):
+    def authorize(request: Request) -> webapi.User | None:
+        with shop.request_context(request.environ):
             user = cookie.get("user")
-        asked = Request(environ)
-        found = SHOWN.fullmatch(asked.path)
-        if user is None:
-            return Response("log in first", 401)(environ, start_response)
-        if found is None or asked.method not in ("GET", "HEAD") or owner_of(int(found[1])) != user:
-            return Response("not found", 404)(environ, start_response)
-        return api(environ, start_response)
+        return None if user is None else webapi.User(user, owner=user, rights={"read"})
 
-    return guarded
+    return authorize
 
 
 def owner_of(task_id: int) -> str | None:

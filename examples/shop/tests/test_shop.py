@@ -114,11 +114,15 @@ def test_nobody_sees_the_lists_of_another(ann: FlaskClient, bob: FlaskClient) ->
     assert "sale.csv" not in bob.get("/").text
 
 
-def test_the_api_shows_users_nothing_else(ann: FlaskClient) -> None:
-    page = upload(ann)
-    for path in ("/bulk/", "/bulk/api/tasks", "/bulk/api/queues", "/bulk/metrics", f"/bulk/api{page}/events"):
-        assert ann.get(path).status_code == 404
-    assert ann.post(f"/bulk/api{page}/cancel").status_code == 404
+def test_the_api_shows_users_nothing_else(ann: FlaskClient, bob: FlaskClient) -> None:
+    page, other = upload(ann), upload(bob)
+    listed = ann.get("/bulk/api/tasks").get_json()["tasks"]
+    assert [f"/tasks/{each['task_id']}" for each in listed] == [page]
+    for path in ("/bulk/api/queues", "/bulk/api/jobs", "/bulk/metrics"):
+        assert ann.get(path).status_code == 403
+    assert ann.post(f"/bulk/api{page}/cancel").status_code == 403
+    assert ann.post(f"/bulk/api{other}/cancel").status_code == 403
+    assert ann.get(f"/bulk/api{other}/events").status_code == 404
 
 
 def test_a_stranger_sees_nothing(ann: FlaskClient) -> None:
