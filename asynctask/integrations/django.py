@@ -21,7 +21,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 from asynctask.clock import SECOND, read_rfc3339
 from asynctask.core.states import TERMINAL, Status
-from asynctask.errors import ConfigError, InputError, NormalException, NotFound
+from asynctask.errors import ConfigError, InputError, NormalException, NotFound, not_installed
 from asynctask.job import CurrentJob, current_job, interrupted
 from asynctask.sidekiq.payload import read_time
 from asynctask.worker import Priority, Worker
@@ -33,7 +33,7 @@ try:
 except ModuleNotFoundError as error:
     if error.name != "django":
         raise
-    raise ModuleNotFoundError("Django is not installed: pip install django", name="django") from None
+    raise ModuleNotFoundError(not_installed("django", "django"), name="django") from None
 
 try:
     from django.tasks import TaskContext, TaskResult, TaskResultStatus
@@ -57,8 +57,8 @@ except ModuleNotFoundError as missing:
     except ModuleNotFoundError as error:
         if error.name != "django_tasks":
             raise
-        text = "this release of Django has no tasks of its own: pip install django-tasks, or upgrade to Django 6"
-        raise ModuleNotFoundError(text, name="django_tasks") from None
+        what = "Django before 6 has no tasks of its own, and django-tasks"
+        raise ModuleNotFoundError(not_installed(what, "django"), name="django_tasks") from None
 
 _STATUS: Final = {
     Status.ENQUEUE: TaskResultStatus.READY,
