@@ -177,9 +177,10 @@ class OtherEngine(Conflict):
 
     def __init__(self, engine: str, action: str = "") -> None:
         """``action``: the refused action, if sending the job again would not have the same effect."""
-        how = {"celery": "its task's delay()", "dramatiq": "its actor's send()", "rq": "its function's delay()"}.get(
-            engine, "its own means"
-        )
+        how = {
+            "celery": "its task's delay()", "dramatiq": "its actor's send()", "rq": "its function's delay()",
+            "huey": "a call of its task",
+        }.get(engine, "its own means")  # fmt: skip
         mend = f"it cannot be {action} from here" if action else f"send it again by {how}"
         super().__init__(f"this job is one of {engine}, which keeps, retries and removes its jobs by itself: {mend}")
         self.engine = engine

@@ -16,8 +16,9 @@ from asynctask.cli.output import DETACHED, OK, Output
 from asynctask.errors import AsyncTaskError, not_installed
 
 _EXTRAS: Final = {
-    "psycopg": "postgresql", "pymysql": "mysql", "celery": "celery", "dramatiq": "dramatiq", "rq": "rq", "yaml": "yaml",
-    "pyarrow": "parquet", "fsspec": "buckets", "s3fs": "buckets",
+    "psycopg": "postgresql", "pymysql": "mysql", "celery": "celery", "dramatiq": "dramatiq", "rq": "rq",
+    "huey": "huey", "yaml": "yaml", "pyarrow": "parquet", "fsspec": "buckets", "s3fs": "buckets", "django": "django",
+    "django_tasks": "django",
 }  # fmt: skip
 _HELP = """Run lists of items as background jobs, with a recorded outcome for every item.
 

@@ -1,6 +1,6 @@
 """The contract between an engine and the ledger, and the parts that record beside an engine.
 
-An engine (Celery, Dramatiq, RQ) keeps its own queues and runs its own workers. Its integration derives from
+An engine (Celery, Dramatiq, RQ, Huey) keeps its own queues and runs its own workers. Its integration derives from
 :class:`Engine`: through that the dispatcher reaches those queues, and its hooks are all that a new engine must give. Beside
 the engine's workers, an :class:`EngineProcess` records jobs.
 

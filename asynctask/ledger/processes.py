@@ -39,14 +39,17 @@ def engine_identity(engine: str, host: str, pid: int, nonce: str) -> str:
 
 
 def is_engine(identity: str) -> bool:
-    """Whether a process belongs to an attached engine, by its identity, which is known after the registration's end,
-    too."""
+    """Whether a process belongs to an attached engine, by its identity, also after the end of its registration."""
     return "@" in identity
 
 
 def engine_of(identity: str) -> str | None:
     """The engine in an identity made by :func:`engine_identity`."""
     return identity.partition("@")[0] if is_engine(identity) else None
+
+
+FORGETFUL: Final = ("huey",)
+"""Engines that deliver no job twice: the ledger sends the lone jobs of their dead processes again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -511,10 +514,8 @@ def _recovery(
         if row.process != identity and not (own and row.process is None):
             return None
         transition = _recovered(ledger, change, record, [other for id_, other in at_work.items() if id_ != event_id])
-        if transition is not None and identity is not None and is_engine(identity) and record.is_lone:
-            transition = held_elsewhere(
-                transition
-            )  # the engine keeps its lone jobs, and redelivers those of a dead process by itself
+        if transition is not None and record.is_lone and engine_of(identity or "") not in (None, *FORGETFUL):
+            transition = held_elsewhere(transition)  # the engine redelivers lone jobs of a dead process by itself
         return transition
 
     change = Change(event_id, decide)

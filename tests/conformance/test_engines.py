@@ -1,5 +1,5 @@
-"""The suite of engines: the own runtime, Celery, Dramatiq and RQ pass it, with their own worker commands, on Redis and
-on RabbitMQ."""
+"""The suite of engines: the own runtime, Celery, Dramatiq, Huey and RQ pass it, with their own worker commands, on Redis
+and on RabbitMQ."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support import engines
 from support.databases import Databases
 from support.drawn import examples
 from support.engine_suite import EngineConformance, EngineHarness, ended, exact, job_of, performed
-from support.engine_worker import CELERY, DRAMATIQ, OWN, RQ, Harness
+from support.engine_worker import CELERY, DRAMATIQ, HUEY, OWN, RQ, Harness
 from support.servers import RedisServer
 
 from asynctask.errors import Conflict
@@ -165,6 +165,18 @@ class TestRq(OnSqlite):
 class TestRqWithoutWorkHorse(OnSqlite):
     kind = "rq"
     command = (*RQ, "asynctask.integrations.rq.TrackedSimpleWorker")
+
+
+@pytest.mark.chosen(*all_but(*DISPATCHERS), reason="the dispatcher's decisions are tested over Celery in each run")
+class TestHuey(OnSqlite):
+    kind = "huey"
+    command = HUEY
+
+
+@pytest.mark.full(reason="it differs from threads in who records: each worker for itself")
+class TestHueyInProcesses(OnSqlite):
+    kind = "huey"
+    command = (*HUEY, "-k", "process")
 
 
 @pytest.mark.parametrize(

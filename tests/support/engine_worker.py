@@ -27,6 +27,8 @@ RQ: Final = (
     "-n", "THREADS", "QUEUE", "-w",
 )  # fmt: skip
 
+HUEY: Final = ("-m", "huey.bin.huey_consumer", "support.engines.engine", "-g", "TERM", "-w", "THREADS")
+
 
 def words(command: Sequence[str], threads: int, folder: Path, broker_url: str) -> list[str]:
     """A command with what the words in capitals stand for."""

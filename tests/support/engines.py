@@ -15,6 +15,7 @@ from celery import Celery
 from dramatiq.brokers.rabbitmq import RabbitmqBroker
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import Retries
+from huey import RedisHuey
 from redis import Redis
 from support.engine_suite import COLUMNS, act, cells
 from support.export_app import slow_merge
@@ -24,6 +25,7 @@ from asynctask import AsyncTask, maintenance
 from asynctask.integrations import base
 from asynctask.integrations import celery as on_celery
 from asynctask.integrations import dramatiq as on_dramatiq
+from asynctask.integrations import huey as on_huey
 from asynctask.integrations import rq as on_rq
 from asynctask.integrations.base import pushed_job
 
@@ -134,6 +136,17 @@ def rq_(folder: Path, database_url: str, broker_url: str) -> tuple[on_rq.RqEngin
     return made, app
 
 
+def huey_(folder: Path, database_url: str, broker_url: str) -> tuple[RedisHuey, AsyncTask]:
+    """Huey on Redis."""
+    made = RedisHuey(queue_of(folder), url=broker_url)
+    app = AsyncTask(**settings(folder, database_url=database_url))
+    on_huey.attach(made, app)
+    made.task(name="act")(partial_of(folder))
+    made.task(name="again", retries=2)(partial_of(folder))
+    made.task(name="cells", retries=2, export_columns=COLUMNS)(cells_of(folder))
+    return made, app
+
+
 def partial_of(folder: Path) -> Any:
     """The function of the suite as an ordinary function of one item."""
 
@@ -182,7 +195,7 @@ def eager() -> None:
 
 BREAKS: Mapping[str, Callable[[], None]] = {each.__name__: each for each in (fenceless, final, hasty, slow, eager)}
 
-MADE: Mapping[str, Any] = {"own": own, "celery": celery, "dramatiq": dramatiq_, "rq": rq_}
+MADE: Mapping[str, Any] = {"own": own, "celery": celery, "dramatiq": dramatiq_, "rq": rq_, "huey": huey_}
 
 
 def send(kind: str, made: Any, folder: Path, worker: str, item: Mapping[str, Any]) -> str:
@@ -194,6 +207,8 @@ def send(kind: str, made: Any, folder: Path, worker: str, item: Mapping[str, Any
     if kind == "rq":
         retry = rq.Retry(max=2) if worker == "again" else None
         return str(made.queue(queue_of(folder)).enqueue(f"{__name__}.rq_{worker}", item, retry=retry).id)
+    if kind == "huey":
+        return str(made.enqueue(made._registry.string_to_task(f"{__name__}.{worker}")((item,))).id)
     return str(made[worker].perform_async(item))
 
 
@@ -224,6 +239,9 @@ def close(kind: str, made: Any, folder: Path) -> None:
         made.client.connection_pool.disconnect()
     elif kind == "rq":
         made.connection.close()
+    elif kind == "huey":
+        made.storage.conn.close()
+        made.storage.pool.disconnect()
 
 
 if ENGINE in os.environ:  # in an engine's worker

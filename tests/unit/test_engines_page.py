@@ -12,10 +12,11 @@ import dramatiq as dramatiq_library
 import pytest
 from celery import Celery
 from dramatiq.brokers.stub import StubBroker
+from huey import RedisHuey
 from redis import Redis
 
 from asynctask import AsyncTask
-from asynctask.integrations import celery, dramatiq, rq
+from asynctask.integrations import celery, dramatiq, huey, rq
 from asynctask.integrations.base import EngineCapabilities
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -50,10 +51,11 @@ def capabilities(app: AsyncTask) -> list[EngineCapabilities]:
     on_dramatiq = dramatiq.attach(broker, app)
     broker.close()
     on_rq = rq.attach(Redis(), app)
-    return [on_celery.capabilities, on_dramatiq.capabilities, on_rq.capabilities]
+    on_huey = huey.attach(RedisHuey("shop"), app)
+    return [each.capabilities for each in (on_celery, on_dramatiq, on_rq, on_huey)]
 
 
-EXAMPLES = {"celery": "shop_on_celery.enroll", "dramatiq": "enroll", "rq": "enroll"}
+EXAMPLES = {"celery": "shop_on_celery.enroll", "dramatiq": "enroll", "rq": "enroll", "huey": "enroll"}
 
 
 @pytest.mark.parametrize("engine", EXAMPLES)

@@ -236,7 +236,13 @@ def module_names() -> list[str]:
     for name in NAMES:
         dotted_name = name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         engine = dotted_name.rpartition(".")[2]
-        optional = dotted_name == f"asynctask.integrations.{engine}" and engine in ("celery", "dramatiq", "rq")
+        optional = dotted_name == f"asynctask.integrations.{engine}" and engine in (
+            "celery",
+            "django",
+            "dramatiq",
+            "huey",
+            "rq",
+        )
         if dotted_name != "asynctask.__main__" and (not optional or importlib.util.find_spec(engine) is not None):
             names.append(dotted_name)
     return names
