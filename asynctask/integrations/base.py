@@ -885,6 +885,14 @@ class Performed(Attempt):
     is_performing: bool = False
     error: BaseException | None = None
 
+    @property
+    def given(self) -> Any:
+        payload = self.job.payload
+        try:
+            return _concealed(self.worker, payload.get("args") or (), payload.get("kwargs") or {})
+        except (TypeError, ValueError):  # no JSON
+            return None
+
 
 class Engine(ABC):
     """An attached engine: what all of them do alike.
@@ -1247,4 +1255,4 @@ class Engine(ABC):
         if current.worker.refuses(error):
             current.fail(error)
         else:
-            current.raised(self.understood(current, error))
+            current.raised(self.understood(current, error), error)

@@ -645,6 +645,7 @@ def _report_of(attempt: Attempt) -> dict[str, Any]:
             [list(note) for note in result.notes],
             result.is_final,
         ],
+        "traceback": attempt.traceback,
         "next_run": list(attempt.next_run) if isinstance(attempt.next_run, NextRun) else None,
         "messages": [] if attempt.job is None else attempt.job.take_messages(),
         "checkpoint": None if attempt.job is None else attempt.job.take_checkpoint(),
@@ -657,6 +658,7 @@ def _adopt(attempt: Attempt, report: Mapping[str, Any]) -> None:
         kind, failure, text, notes, is_final = said
         failed = None if failure is None else Failure(*failure)
         attempt.result = Result(Kind[kind], failed, text, [Note(*note) for note in notes], is_final)
+    attempt.traceback = report["traceback"]
     attempt.next_run = None if report["next_run"] is None else NextRun(*report["next_run"])
     if attempt.job is not None:
         for text, _ in report["messages"]:

@@ -25,7 +25,7 @@ from asynctask.errors import AsyncTaskError, FinalError, JobInterrupted, JobTime
 from asynctask.iterable import Slice
 from asynctask.job import CurrentJob, interrupted, performed, refuse_work, run, set_current_job
 from asynctask.logs import get_logger
-from asynctask.messages import clean
+from asynctask.messages import clean, template_of
 from asynctask.middleware.chain import Chain
 from asynctask.middleware.tracker import (
     ATTEMPT,
@@ -56,6 +56,9 @@ MAX_UNRECORDED: Final = 5_000
 
 MAX_STACK = 20_000
 """Largest number of logged characters of a job's traceback; the end, with the error, is kept."""
+
+MAX_KINDS: Final = 1_000
+"""Number of kinds of errors above which a process forgets which ones it has logged with a traceback."""
 
 
 class WorkerMissing(AsyncTaskError):
@@ -374,6 +377,7 @@ class Performer:
         self._fire = fire
         self._result_limit = result_limit
         self._log = get_logger("asynctask.job")
+        self._raised: dict[tuple[str, str], int] = {}  # how often each kind of error was raised: worker and template
         self.watchdog = Watchdog(clock)
         self.loop = EventLoop()
         self.performed = 0
@@ -529,6 +533,7 @@ class Performer:
                 part.fail(index, *_pair(refusal_of(error)))
             return
         if indexes:
+            execution.keep_traceback(error)
             delay = self.apply_policy(execution, error)
             for index in indexes:
                 part.error(index, *_pair(failure_of(error)), delay)
@@ -646,11 +651,17 @@ class Performer:
 
     def _report(self, execution: Execution, error: BaseException, decision: Decision) -> None:
         context = {"job_id": execution.job.job_id, "worker": execution.name, "follow": decision.follow.value}
-        if decision.follow is Follow.RETRY:
-            self._log.info("job_raised", error=f"{clean(type(error).__name__)}: {text_of(error)}"[:500], **context)
-        else:
+        said = f"{clean(type(error).__name__)}: {text_of(error)}"
+        kind = execution.name, template_of(said)
+        if len(self._raised) > MAX_KINDS:
+            self._raised.clear()
+        times = self._raised[kind] = self._raised.get(kind, 0) + 1
+        if times == 1:
             # As plain text: rendering an exception for a console may cost more than the job, and show its arguments.
             self._log.warning("job_raised", stack=_stack(error), **context)
+        else:
+            log = self._log.info if decision.follow is Follow.RETRY else self._log.warning
+            log("job_raised", error=said[:500], times=times, **context)
         self._fire("error", error, context)
 
     # -- threads that do not return
@@ -732,6 +743,7 @@ class _BatchReports:
             error = reason if isinstance(reason, BaseException) else RuntimeError(str(reason))
             why = failure_of(error)
             text = why.message if isinstance(reason, BaseException) else str(reason)
+            self._execution.keep_traceback(error)
             self._part.error(index, why.code, text, self._performer.apply_policy(self._execution, error))
 
 
