@@ -164,22 +164,21 @@ def secrets_in(value: Any) -> set[str]:
 
 
 _LEAST_SECRET: Final = 3
-_MOST_PARTS: Final = 100_000
 
 
 def _hidden_texts(value: Any) -> Iterator[str]:
     left: list[tuple[Any, bool]] = [(value, False)]  # no recursion, because values may be nested deeply
-    for _ in range(_MOST_PARTS):  # arguments that an engine unpickled may contain themselves
-        if not left:
-            return
+    seen: set[tuple[int, bool]] = set()  # arguments that an engine unpickled may contain themselves
+    while left:
         part, hidden = left.pop()
-        if isinstance(part, Mapping):
-            hidden = hidden or part.keys() == {SECRET}
-            left += [(each, hidden) for each in part.values()]
-        elif isinstance(part, list | tuple):
+        if not isinstance(part, Mapping | list | tuple):
+            if hidden and part is not None and not isinstance(part, bool):
+                yield str(part)
+        elif (id(part), hidden) not in seen:
+            seen.add((id(part), hidden))
+            if isinstance(part, Mapping):
+                hidden, part = hidden or part.keys() == {SECRET}, list(part.values())
             left += [(each, hidden) for each in part]
-        elif hidden and part is not None and not isinstance(part, bool):
-            yield str(part)
 
 
 # -- what the messages of similar errors have in common

@@ -545,7 +545,7 @@ class Operations:
         at, count = progress["next_retry_at"], progress["retrying"]
         text = f"The rows that are left ({count:,}) wait for a retry, the first until {at}"
         if errors := progress["retrying_errors"]:
-            text += f"; the most frequent error: {plain(errors[0]['message'])[:_SAID]}"
+            text += f"; most frequent error: {plain(errors[0]['message'])[:_SAID]}"
         mend = "repair the cause, they go on by themselves; asynctask retries lists them and restarts them at once"
         return [WaitReason("retry", text, mend)]
 

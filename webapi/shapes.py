@@ -582,7 +582,8 @@ class RecordResults(_Out):
 
 
 class ErrorGroup(_Out):
-    message: str
+    template: str = Field(description="What the messages of the group have in common, with placeholders such as ‹n›.")
+    message: str = Field(description="One of these messages.")
     status: str
     count: int
     sample_job_id: str | None

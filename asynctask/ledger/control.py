@@ -20,7 +20,17 @@ from asynctask.ledger import corrections, hints, lending, progress
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, chunks, dumps, loads, try_lock
 from asynctask.ledger.events import (
-    BY_MESSAGE, IN_LOAN, UNHELD, Change, EventRecord, Failure, Note, apply, group_of, read_events, rows_of,
+    BY_MESSAGE,
+    IN_LOAN,
+    UNHELD,
+    Change,
+    EventRecord,
+    Failure,
+    Note,
+    apply,
+    group_of,
+    read_events,
+    rows_of,
 )  # fmt: skip
 from asynctask.messages import is_storable
 

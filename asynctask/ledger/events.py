@@ -315,7 +315,8 @@ def apply(connection: Connection, ledger: Ledger, changes: Sequence[W], ends: Se
     under lock, calls :meth:`Write.decided`, and compares status and attempt again in the UPDATE; rows that are not to be
     kept are deleted. ``ends`` are of Events that were :func:`untouched` when they were read before, without a lock. Each
     has its ``record`` and ``transition``, and is only compared: all are written, or :class:`StaleRead` is raised. Ends set
-    at most ``result``, ``started_at`` and :data:`ERROR_COLUMNS`. Returns the changes, each with its result. An Event may occur once per call.
+    at most ``result``, ``started_at`` and :data:`ERROR_COLUMNS`. Returns the changes, each with its result. An Event may
+    occur once per call.
     """
     moved: dict[tuple[int, int], Delta] = {}
     now = ledger.now()

@@ -401,8 +401,8 @@ _ERRORS_OF_RETRYING: Final = sa.select(_RETRYING.c.job_id, _RETRYING.c.last_erro
 
 
 def retrying_errors(connection: Connection, task_id: int) -> list[RetryingError]:
-    """The last errors of a Task's rows that wait for a retry, most frequent first: of the :data:`LAST_WAITING` jobs that are
-    due last, so that the cost does not grow with the number of those that wait."""
+    """The last errors of a Task's rows that wait for a retry, most frequent first. Only those of the :data:`LAST_WAITING`
+    jobs that are due last, so that the cost does not grow with the number of jobs."""
     groups: dict[tuple[str, str], RetryingError] = {}
     for job_id, text, left in connection.execute(_ERRORS_OF_RETRYING, {"task_id": task_id}):
         said = loads(text)

@@ -339,7 +339,8 @@ def jobs_page(
 
 
 def error_groups(connection: Connection, task_id: int, samples: int = 5) -> list[dict[str, Any]]:
-    """The failures of a Task grouped by code or by the template of their message, most frequent first, with up to ``samples`` sample rows each."""
+    """The failures of a Task grouped by code, or by the template of their message, most frequent first, with up to
+    ``samples`` sample rows each."""
     statement = (
         sa.select(
             _x.digest,
