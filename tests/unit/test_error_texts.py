@@ -90,7 +90,7 @@ def test_a_traceback_begins_with_the_frame_of_the_worker_and_has_no_values_of_va
     assert text.startswith("Traceback (most recent call last):\n")
     assert "job.py" not in text
     assert text.endswith("ValueError: invalid literal for int() with base 10: '4711x'")
-    item = {"n": 1, "name": 5, "other": "hunter" + "2"}
+    item: dict[str, Any] = {"n": 1, "name": 5, "other": "hunter" + "2"}
     assert item["other"] not in kept(lambda: worker(item)).replace(__file__, "")
 
 
