@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import re
 import traceback
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +14,9 @@ KEEP_FIRST: Final = 10
 KEEP_LAST: Final = 90
 MAX_MESSAGE: Final = 10_000
 """Largest number of characters of one message."""
+
+MAX_ERROR: Final = 1_000
+"""Largest number of characters that ``events.last_error`` has of a message."""
 
 SECRET: Final = "$secret"  # noqa: S105 - the name of a member
 """The only member of the object that marks a secret in a stored item: ``{"$secret": value}``."""
@@ -238,9 +241,9 @@ _FRAMEWORKS: Final = tuple(f"{path}{os.sep}" for path in (_OWN, _LIBRARY / "asyn
 _ENGINES: Final = re.compile(r"[\\/](?:site|dist)-packages[\\/](?:celery|billiard|kombu|dramatiq|rq)[\\/]")
 
 
-def traceback_of(error: BaseException, secrets: Collection[str] = ()) -> str | None:
+def traceback_of(error: BaseException, args: Any = None) -> str | None:
     """The traceback of an error from the first frame of the application on, at most :data:`MAX_TRACEBACK` bytes; None if
-    there is none. It has no values of variables, and :data:`MASK` in place of ``secrets``.
+    there is none. It has no values of variables, and :data:`MASK` in place of the marked secrets of the job's ``args``.
 
     Of a long one, the middle is left out. Never raises, because an error must not prevent its own recording.
     """
@@ -251,10 +254,10 @@ def traceback_of(error: BaseException, secrets: Collection[str] = ()) -> str | N
         if not _keep_own(told):
             return None
         text, message = "".join(told.format()), "".join(told.format_exception_only())
-    except Exception:  # the exception's own methods may raise anything
+        for secret in sorted(secrets_in(args), key=len, reverse=True):
+            text, message = text.replace(secret, MASK), message.replace(secret, MASK)
+    except Exception:  # methods of the exception or of an argument may raise anything
         return None
-    for secret in sorted(secrets, key=len, reverse=True):
-        text, message = text.replace(secret, MASK), message.replace(secret, MASK)
     if text.endswith(message):  # an ExceptionGroup ends with its exceptions
         text = text.removesuffix(message) + _without_middle(message, _HEAD, _HEAD // 2)
     return _without_middle(text, MAX_TRACEBACK, _HEAD).rstrip()

@@ -885,7 +885,6 @@ class Performed(Attempt):
     is_performing: bool = False
     error: BaseException | None = None
 
-    @property
     def given(self) -> Any:
         payload = self.job.payload
         try:

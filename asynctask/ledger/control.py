@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from asynctask.clock import from_datetime, rfc3339
-from asynctask.core.states import OPEN, PROBLEM, Reason, State, Status
+from asynctask.core.states import OPEN, Reason, State, Status
 from asynctask.core.transitions import Transition, at_rest, cancel, explicit_retry
 from asynctask.database.notify import notify
 from asynctask.database.retrying import repeatable
@@ -19,19 +19,7 @@ from asynctask.iterable import indexes_of
 from asynctask.ledger import corrections, hints, lending, progress
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, chunks, dumps, loads, try_lock
-from asynctask.ledger.events import (
-    BY_MESSAGE,
-    IN_LOAN,
-    UNHELD,
-    Change,
-    EventRecord,
-    Failure,
-    Note,
-    apply,
-    group_of,
-    read_events,
-    rows_of,
-)  # fmt: skip
+from asynctask.ledger.events import IN_LOAN, UNHELD, Change, EventRecord, Note, apply, read_events, rows_of
 from asynctask.messages import is_storable
 
 _t, _e, _x, _g, _l = tasks.c, events.c, item_errors.c, task_errors.c, loans.c
@@ -158,8 +146,7 @@ def _groups_with(connection: Connection, task_id: int, message: str) -> list[str
     """The digests of the Task's failure groups that show this message, or to whose template it belongs."""
     if not is_storable(message):
         return []
-    its = {group_of(Failure(code, message), status) for code in BY_MESSAGE for status in PROBLEM}
-    shows = (_g.message == message) | _g.digest.in_(its)
+    shows = (_g.message == message) | _g.digest.in_(progress.groups_of(message))
     found = sa.select(_g.digest).where(_g.task_id == task_id, shows).distinct().order_by(_g.digest)
     return [str(digest) for (digest,) in connection.execute(found)]
 

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from asynctask.clock import SECOND, Time, micros, rfc3339
-from asynctask.core.states import State, Status
+from asynctask.core.states import PROBLEM, State, Status
 from asynctask.core.transitions import BLOCKED, MERGE, at_once, interval_of, next_round
 from asynctask.database import batches
 from asynctask.database.engine import Database
@@ -383,8 +383,12 @@ def progress(connection: Connection, task_ids: Sequence[int], now: int) -> list[
 
 def shown_template(digest: str, status: str, message: str) -> str:
     """What the messages of a group have in common, from one of them: its template, or the message of a group by code."""
-    is_by_template = any(group_of(Failure(code, message), status) == digest for code in BY_MESSAGE)
-    return template_of(message) if is_by_template else message
+    return template_of(message) if digest in groups_of(message, (status,)) else message
+
+
+def groups_of(message: str, statuses: Collection[str] = PROBLEM) -> set[str]:
+    """The digests of the groups by template to which this message may belong."""
+    return {group_of(Failure(code, message), status) for code in BY_MESSAGE for status in statuses}
 
 
 _LEFT: Final = _e["items"] - _e.n_finish - _e.n_failed - _e.n_error - _e.n_cancelled

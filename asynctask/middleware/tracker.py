@@ -22,13 +22,13 @@ import orjson
 
 from asynctask.clock import SECOND, micros
 from asynctask.core.states import TERMINAL, Status
-from asynctask.core.transitions import MARKS, RAISED_MARK, Begin, Row, begin, is_foreign, is_suspect, pause_s
+from asynctask.core.transitions import Begin, Row, begin, is_foreign, is_suspect, pause_s
 from asynctask.database.notify import notify
 from asynctask.database.retrying import repeatable
 from asynctask.errors import AsyncTaskError, FinalError, JobInterrupted, JobTimeout, NotPerformed
-from asynctask.iterable import ItemFailure, News, Slice
+from asynctask.iterable import News, Slice
 from asynctask.job import CurrentJob, interrupted, refuse_work
-from asynctask.ledger.base import Ledger, dumps
+from asynctask.ledger.base import Ledger
 from asynctask.ledger.events import (
     Change,
     EventRecord,
@@ -36,6 +36,7 @@ from asynctask.ledger.events import (
     Note,
     Saved,
     apply,
+    error_columns,
     read_jobs,
     read_saved,
     read_stops,
@@ -45,7 +46,7 @@ from asynctask.ledger.lending import Holding, Job
 from asynctask.ledger.recorder import Kind, Outcome, Recorder, Stage
 from asynctask.ledger.standalone import put_off
 from asynctask.logs import get_logger
-from asynctask.messages import clean, secrets_in, traceback_of
+from asynctask.messages import clean, traceback_of
 from asynctask.worker import Worker
 
 SAVE_S: Final = 0.2
@@ -159,7 +160,7 @@ class Result:
     """The result of an attempt, before the decision on a retry.
 
     ``text``: the function's result as JSON; ``notes``: messages about it; ``is_final``: another attempt would end in the
-    same error.
+    same error; ``traceback``: of the error.
     """
 
     kind: Kind
@@ -167,6 +168,7 @@ class Result:
     text: str | None = None
     notes: Sequence[Note] = ()
     is_final: bool = False
+    traceback: str | None = None
 
 
 _RETURNED: Final = Result(Kind.FINISH)  # shared, because most jobs return nothing
@@ -200,7 +202,7 @@ class Attempt:
     """One attempt of a job in this process: its ticket, its phase and its result.
 
     ``started_at`` is in microseconds; ``began`` and ``saved_at`` (of its checkpoint) are on the monotonic clock; ``slice``:
-    its items, if it has several; ``next_run``: the job has sent itself again; ``traceback``: of its last error.
+    its items, if it has several; ``next_run``: the job has sent itself again.
 
     Two threads may settle the attempt: the one that performs it, and another that gives that thread up; a third may record
     `working` meanwhile. So ``phase`` changes only under ``lock``, which is held until the recorder has the corresponding
@@ -217,7 +219,6 @@ class Attempt:
     began: float = 0.0
     saved_at: float = 0.0
     next_run: SentRun | None = None
-    traceback: str | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def bind(self, job: CurrentJob) -> None:
@@ -268,30 +269,18 @@ class Attempt:
 
     def raised(self, error: BaseException, cause: BaseException | None = None) -> None:
         """The job raised an error, a timeout or an interruption; ``cause``: the engine's own exception for that."""
-        before = self.result
         if isinstance(error, JobInterrupted):
             self.result = Result(Kind.INTERRUPTED)
             return
-        kind = Kind.TIMEOUT if isinstance(error, JobTimeout) else Kind.RAISED
-        self.result = Result(kind, failure_of(error), is_final=isinstance(error, FinalError))
-        if self.traceback is None or self.result != before:  # both the middleware and the runtime around it call this
-            self.keep_traceback(error if cause is None else cause)
+        kind, why, before = Kind.TIMEOUT if isinstance(error, JobTimeout) else Kind.RAISED, failure_of(error), self.result
+        # The middleware and the runtime around it call this for the same error.
+        known = None if before is None or before.failure != why else before.traceback
+        found = known or traceback_of(error if cause is None else cause, self.given())
+        self.result = Result(kind, why, is_final=isinstance(error, FinalError), traceback=found)
 
-    def keep_traceback(self, error: BaseException) -> None:
-        """Keeps the traceback of an error, without the marked secrets of the job's arguments."""
-        self.traceback = traceback_of(error, secrets_in(self.given))
-
-    @property
     def given(self) -> Any:
         """The arguments of the job, with its secrets marked."""
-        return None if self.job is None else self.job.payload.get("args")
-
-    def error_columns(self, why: Failure | ItemFailure | None, ledger: Ledger) -> dict[str, Any]:
-        """The columns of the Event that keep the error ``why``, which the attempt raised."""
-        if why is None:
-            return {}
-        said = {"code": why.code, "message": why.message[:MAX_ERROR], "process": ledger.holder}
-        return {"last_error": dumps(said), "traceback": self.traceback if ledger.keeps_tracebacks else None}
+        return None if self.job is None else self.job.args
 
     def add_lines(self, lines: Sequence[str]) -> None:
         """Appends lines of a backtrace to the message of the failure."""
@@ -635,11 +624,11 @@ class Tracker:
         is_unread = is_unread and not kind.may_wait and checkpoint is None
         news = _news_of(attempt)
         text = result.text if run is None else None
-        why = result.failure if result.kind in _ERRORS and ticket.items else None
         values = _columns(news, result=text, started_at=attempt.started_at, checkpoint=checkpoint)
         if run is not None:
             values |= run.columns(is_lone=ticket.is_lone, tries=ticket.retries + 1)
-        values |= attempt.error_columns(why, self._ledger)
+        if result.failure is not None and result.kind.status is Status.ERROR and ticket.items:
+            values |= error_columns(self._ledger, result.failure, result.traceback)
         return Outcome(
             record.id, record.row.attempt, kind, retry_at, then, ticket.elsewhere,
             Stage.UNREAD if is_unread else Stage.READ, worker=record.worker_name,
@@ -677,9 +666,9 @@ class Tracker:
         else:
             said = only.message if only is not None else f"{part.count(status)}/{ticket.items}"
             notes.append(Note(str(status), say(str(status), said)))
-        raised = [each for index, each in news.failures.items() if (news.marks or "")[index] in _RAISED]
         values = _columns(news, started_at=attempt.started_at)
-        values |= attempt.error_columns(raised[-1] if raised else None, self._ledger)
+        if part.last_error is not None:
+            values |= error_columns(self._ledger, *part.last_error)
         return Outcome(
             ticket.event_id, ticket.attempt, _OF_SLICE[status] if retry_at is None else Kind.RETRY, retry_at, then,
             worker=ticket.record.worker_name,
@@ -710,14 +699,6 @@ class Tracker:
             notes.append(Note("enqueue", say("retry")))
         return notes
 
-
-_ERRORS: Final = (Kind.RAISED, Kind.TIMEOUT, Kind.DISCARDED)
-
-MAX_ERROR: Final = 1_000
-"""Largest number of characters of the message in ``events.last_error``; the messages of the Event have the whole."""
-
-_RAISED: Final = (RAISED_MARK, MARKS[Status.ERROR])
-"""Marks of a slice's items that raised."""
 
 _NOT_NOTED: Final = (Phase.LENT, Phase.BEGUN)
 """Phases before the recorder has a ``working`` with the time of the start."""

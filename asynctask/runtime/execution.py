@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextvars
 import threading
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -25,7 +24,7 @@ from asynctask.errors import AsyncTaskError, FinalError, JobInterrupted, JobTime
 from asynctask.iterable import Slice
 from asynctask.job import CurrentJob, interrupted, performed, refuse_work, run, set_current_job
 from asynctask.logs import get_logger
-from asynctask.messages import clean, template_of
+from asynctask.messages import clean, template_of, traceback_of
 from asynctask.middleware.chain import Chain
 from asynctask.middleware.tracker import (
     ATTEMPT,
@@ -53,12 +52,6 @@ _NOTHING: Mapping[str, Any] = {}
 
 MAX_UNRECORDED: Final = 5_000
 """Number of unrecorded outcomes above which a process takes no more jobs."""
-
-MAX_STACK = 20_000
-"""Largest number of logged characters of a job's traceback; the end, with the error, is kept."""
-
-MAX_KINDS: Final = 1_000
-"""Number of kinds of errors above which a process forgets which ones it has logged with a traceback."""
 
 
 class WorkerMissing(AsyncTaskError):
@@ -377,7 +370,6 @@ class Performer:
         self._fire = fire
         self._result_limit = result_limit
         self._log = get_logger("asynctask.job")
-        self._raised: dict[tuple[str, str], int] = {}  # how often each kind of error was raised: worker and template
         self.watchdog = Watchdog(clock)
         self.loop = EventLoop()
         self.performed = 0
@@ -533,10 +525,9 @@ class Performer:
                 part.fail(index, *_pair(refusal_of(error)))
             return
         if indexes:
-            execution.keep_traceback(error)
-            delay = self.apply_policy(execution, error)
+            delay, traced = self.apply_policy(execution, error), traceback_of(error, execution.given())
             for index in indexes:
-                part.error(index, *_pair(failure_of(error)), delay)
+                part.error(index, *_pair(failure_of(error)), delay, traced)
 
     def apply_policy(self, execution: Execution, error: BaseException) -> int | None:
         """Microseconds until the retry of an item that raised ``error``; None for no retry: the hooks of a dead job are
@@ -653,15 +644,7 @@ class Performer:
         context = {"job_id": execution.job.job_id, "worker": execution.name, "follow": decision.follow.value}
         said = f"{clean(type(error).__name__)}: {text_of(error)}"
         kind = execution.name, template_of(said)
-        if len(self._raised) > MAX_KINDS:
-            self._raised.clear()
-        times = self._raised[kind] = self._raised.get(kind, 0) + 1
-        if times == 1:
-            # As plain text: rendering an exception for a console may cost more than the job, and show its arguments.
-            self._log.warning("job_raised", stack=_stack(error), **context)
-        else:
-            log = self._log.info if decision.follow is Follow.RETRY else self._log.warning
-            log("job_raised", error=said[:500], times=times, **context)
+        self._log.raised("job_raised", error, kind, is_retried=decision.follow is Follow.RETRY, said=said[:500], **context)
         self._fire("error", error, context)
 
     # -- threads that do not return
@@ -743,8 +726,8 @@ class _BatchReports:
             error = reason if isinstance(reason, BaseException) else RuntimeError(str(reason))
             why = failure_of(error)
             text = why.message if isinstance(reason, BaseException) else str(reason)
-            self._execution.keep_traceback(error)
-            self._part.error(index, why.code, text, self._performer.apply_policy(self._execution, error))
+            delay = self._performer.apply_policy(self._execution, error)
+            self._part.error(index, why.code, text, delay, traceback_of(error, self._execution.given()))
 
 
 def _results(worker: Worker, result: Any, count: int, is_used: bool) -> Sequence[Any]:
@@ -767,11 +750,6 @@ def _pair(failure: Any) -> tuple[str, str]:
 def _check_counts(execution: Execution) -> None:
     if execution.is_lost:
         raise AttemptLost(f"attempt {execution.job.attempt} of {execution.job.job_id} is not the one that counts")
-
-
-def _stack(error: BaseException) -> str:
-    text = "".join(traceback.format_exception(error))[-MAX_STACK:].rstrip()
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 # -- the retry policy: what follows a job that raised. Pure; called once, before anything is recorded
