@@ -221,7 +221,7 @@ class Slice:
     delay: int = 0  # of the retry, in microseconds: the longest that the policy gave to an item
     dropped: int = 0  # number of results that were not kept
     begun: bool = False  # an item has an outcome of this attempt
-    last_error: tuple[ItemFailure, str | None] | None = None  # of an item of this attempt, with its traceback
+    last_error: tuple[ItemFailure | None, str | None] = None, None  # of an item of this attempt, with its traceback
     _left: dict[int, None] = field(init=False)
     _marks: list[str] = field(init=False)
     _reports: deque[_Report] = field(default_factory=deque)

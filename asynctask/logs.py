@@ -92,14 +92,14 @@ class Logger:
         """
         self._say("error", event, {"stack": traceback.format_exc()[-MAX_STACK:].rstrip(), **values})
 
-    def raised(self, event: str, error: BaseException, kind: tuple[str, ...], *, is_retried: bool, **values: Any) -> None:
+    def raised(self, event: str, why: BaseException, kind: tuple[str, ...], /, *, is_retried: bool, **values: Any) -> None:
         """An error of a job. Writes the stack of the first one of a ``kind``, as a warning; of each later one only
         ``values`` and how many ``times`` there were, as information if it is retried."""
         if len(self._raised) > MAX_KINDS:
             self._raised.clear()
         times = self._raised[kind] = self._raised.get(kind, 0) + 1
         if times == 1:
-            self._say("warning", event, {"stack": stack_of(error), **values})
+            self._say("warning", event, {**values, "stack": stack_of(why)})
         else:
             self._say("info" if is_retried else "warning", event, {**values, "times": times})
 

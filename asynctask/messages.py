@@ -184,6 +184,14 @@ def _hidden_texts(value: Any) -> Iterator[str]:
             left += [(each, hidden) for each in part]
 
 
+def text_of(error: BaseException) -> str:
+    """The text of an error, cleaned for storage."""
+    try:
+        return clean(str(error))
+    except Exception:  # the __str__ of the job's exception raised
+        return f"({clean(type(error).__name__)} without a readable text)"
+
+
 # -- what the messages of similar errors have in common
 
 _SEEN: Final = 2_000

@@ -64,23 +64,12 @@ _READ = (
     .select_from(events.outerjoin(tasks, _t.id == _e.task_id))
 )  # fmt: skip
 
-ERROR_COLUMNS: Final = ("last_error", "traceback")  # of the last attempt that raised
+LAST_ERROR: Final = ("last_error", "traceback")  # of the last attempt that raised
 _WRITTEN = (
     "status", "attempt", "due_at", "retries", "deaths", "watched", "stopping", "n_finish", "n_failed", "n_error",
     "n_cancelled", "process", "problem", "added_messages", "started_at", "finished_at",
 )  # fmt: skip
-_KEPT = (
-    "result",
-    "checkpoint",
-    "marks",
-    "params",
-    "options",
-    "worker_name",
-    "queue",
-    "created_at",
-    "items",
-    *ERROR_COLUMNS,
-)
+_KEPT = ("result", "checkpoint", "marks", "params", "options", "worker_name", "queue", "created_at", "items", *LAST_ERROR)
 """Columns that are unchanged unless the change sets them."""
 
 _GUARD = ("id", "attempt", "status")
@@ -492,8 +481,10 @@ def _stopped_notes(ledger: Ledger, notes: Sequence[Note]) -> list[Note]:
 BY_MESSAGE: Final = ("failed", "raised")  # the generic codes
 
 
-def error_columns(ledger: Ledger, why: Failure | ItemFailure, traceback: str | None) -> dict[str, Any]:
-    """The columns of the Event whose attempt raised an error in this process."""
+def error_columns(ledger: Ledger, why: Failure | ItemFailure | None, traceback: str | None) -> dict[str, Any]:
+    """The columns of an Event whose attempt raised an error in this process."""
+    if why is None:
+        return {}
     said = {"code": why.code, "message": why.message[:MAX_ERROR], "process": ledger.holder}
     return {"last_error": dumps(said), "traceback": traceback if ledger.keeps_tracebacks else None}
 

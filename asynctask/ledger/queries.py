@@ -52,9 +52,9 @@ from asynctask.ledger import corrections, foreign, lending, processes
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, Reject, chunks, in_range, loads, stamp
 from asynctask.ledger.events import (
-    ERROR_COLUMNS,
     IN_LOAN,
     IS_OPEN,
+    LAST_ERROR,
     RESUMABLE,
     Change,
     EventRecord,
@@ -188,7 +188,7 @@ def _progress_of(saved: Mapping[str, Any]) -> JobProgress | None:
 
 _NAME: Final[Any] = sa.func.coalesce(_e.worker_name, _t.worker_name)
 _EVENT = sa.select(
-    *(column for column in events.c if column.name not in ERROR_COLUMNS),
+    *(column for column in events.c if column.name not in LAST_ERROR),
     _NAME.label("worker"),
     sa.func.coalesce(_e.queue, _t.queue).label("in_queue"),
 ).select_from(events.outerjoin(tasks, _t.id == _e.task_id))

@@ -269,14 +269,13 @@ class Attempt:
 
     def raised(self, error: BaseException, cause: BaseException | None = None) -> None:
         """The job raised an error, a timeout or an interruption; ``cause``: the engine's own exception for that."""
+        why = failure_of(error)
         if isinstance(error, JobInterrupted):
             self.result = Result(Kind.INTERRUPTED)
-            return
-        kind, why, before = Kind.TIMEOUT if isinstance(error, JobTimeout) else Kind.RAISED, failure_of(error), self.result
-        # The middleware and the runtime around it call this for the same error.
-        known = None if before is None or before.failure != why else before.traceback
-        found = known or traceback_of(error if cause is None else cause, self.given())
-        self.result = Result(kind, why, is_final=isinstance(error, FinalError), traceback=found)
+        elif self.result is None or self.result.failure != why:  # the middleware has not set it already
+            kind = Kind.TIMEOUT if isinstance(error, JobTimeout) else Kind.RAISED
+            traced = traceback_of(error if cause is None else cause, self.given())
+            self.result = Result(kind, why, is_final=isinstance(error, FinalError), traceback=traced)
 
     def given(self) -> Any:
         """The arguments of the job, with its secrets marked."""
@@ -296,6 +295,7 @@ class Attempt:
 
 
 T = TypeVar("T")
+Then = Callable[[bool], None]  # is called after the commit, with whether the compare-and-set was won
 Lent = TypeVar("Lent", Ticket, Ticket | None)
 
 
@@ -530,7 +530,7 @@ class Tracker:
         retry_at: int | None = None,
         discarded: str | None = None,
         queue: str | None = None,
-        then: Callable[[bool], None] | None = None,
+        then: Then | None = None,
     ) -> bool:
         """Passes the outcome to the group commit. ``then`` is called after the commit, with whether the compare-and-set was
         won. ``retry_at`` (microseconds): another attempt follows, in ``queue`` if that is given; ``discarded``: why the
@@ -544,7 +544,7 @@ class Tracker:
 
         return self._end(attempt, make)
 
-    def release(self, attempt: Attempt, then: Callable[[bool], None] | None = None, *, is_cancelled: bool = False) -> None:
+    def release(self, attempt: Attempt, then: Then | None = None, *, is_cancelled: bool = False) -> None:
         """Gives a job that has not run back to the ledger; cancels it if its Task is cancelled or ``is_cancelled``.
         Idempotent."""
         ticket = attempt.ticket
@@ -593,11 +593,7 @@ class Tracker:
             return apply(connection, self._ledger, changes)
 
     def outcome(
-        self,
-        attempt: Attempt,
-        retry_at: int | None,
-        discarded: str | None = None,
-        then: Callable[[bool], None] | None = None,
+        self, attempt: Attempt, retry_at: int | None, discarded: str | None = None, then: Then | None = None
     ) -> Outcome:
         """The outcome that :meth:`settle` passes to the group commit."""
         ticket, result, run = attempt.ticket, attempt.result, attempt.next_run
@@ -623,12 +619,10 @@ class Tracker:
         notes += self._closing(result, retry_at, is_sent_again=attempt.next_run is not None)
         is_unread = is_unread and not kind.may_wait and checkpoint is None
         news = _news_of(attempt)
-        text = result.text if run is None else None
-        values = _columns(news, result=text, started_at=attempt.started_at, checkpoint=checkpoint)
+        values = _columns(news, result=None if run else result.text, started_at=attempt.started_at, checkpoint=checkpoint)
         if run is not None:
             values |= run.columns(is_lone=ticket.is_lone, tries=ticket.retries + 1)
-        if result.failure is not None and result.kind.status is Status.ERROR and ticket.items:
-            values |= error_columns(self._ledger, result.failure, result.traceback)
+        values |= error_columns(self._ledger, None if result.kind is Kind.FAILED else result.failure, result.traceback)
         return Outcome(
             record.id, record.row.attempt, kind, retry_at, then, ticket.elsewhere,
             Stage.UNREAD if is_unread else Stage.READ, worker=record.worker_name,
@@ -646,9 +640,7 @@ class Tracker:
         has_run = attempt.began and attempt.started_at is not None
         return self._ledger.clock.monotonic() - attempt.began if has_run else None
 
-    def _outcome_of_slice(
-        self, attempt: Attempt, part: Slice, retry_at: int | None, then: Callable[[bool], None] | None
-    ) -> Outcome:
+    def _outcome_of_slice(self, attempt: Attempt, part: Slice, retry_at: int | None, then: Then | None) -> Outcome:
         """The outcome of an attempt at a slice, in which each item has its outcome or waits for the next attempt."""
         ticket, say, news = attempt.ticket, self._ledger.catalogue, part.take()
         status = Status.ERROR if retry_at is not None else part.status
@@ -666,14 +658,12 @@ class Tracker:
         else:
             said = only.message if only is not None else f"{part.count(status)}/{ticket.items}"
             notes.append(Note(str(status), say(str(status), said)))
-        values = _columns(news, started_at=attempt.started_at)
-        if part.last_error is not None:
-            values |= error_columns(self._ledger, *part.last_error)
         return Outcome(
             ticket.event_id, ticket.attempt, _OF_SLICE[status] if retry_at is None else Kind.RETRY, retry_at, then,
             worker=ticket.record.worker_name,
             failure=None if only is None else Failure(only.code, only.message), seconds=self._seconds(attempt), notes=notes,
-            values=values, marks=news.marks, failures=news.failures,
+            values=_columns(news, started_at=attempt.started_at) | error_columns(self._ledger, *part.last_error),
+            marks=news.marks, failures=news.failures,
         )  # fmt: skip
 
     def _opening(self, attempt: Attempt) -> list[Note]:

@@ -24,7 +24,7 @@ from asynctask.errors import AsyncTaskError, FinalError, JobInterrupted, JobTime
 from asynctask.iterable import Slice
 from asynctask.job import CurrentJob, interrupted, performed, refuse_work, run, set_current_job
 from asynctask.logs import get_logger
-from asynctask.messages import clean, template_of, traceback_of
+from asynctask.messages import clean, template_of, text_of, traceback_of
 from asynctask.middleware.chain import Chain
 from asynctask.middleware.tracker import (
     ATTEMPT,
@@ -644,7 +644,7 @@ class Performer:
         context = {"job_id": execution.job.job_id, "worker": execution.name, "follow": decision.follow.value}
         said = f"{clean(type(error).__name__)}: {text_of(error)}"
         kind = execution.name, template_of(said)
-        self._log.raised("job_raised", error, kind, is_retried=decision.follow is Follow.RETRY, said=said[:500], **context)
+        self._log.raised("job_raised", error, kind, is_retried=decision.follow is Follow.RETRY, error=said[:500], **context)
         self._fire("error", error, context)
 
     # -- threads that do not return
@@ -841,11 +841,3 @@ def _ask(policy: RetryIn, worker: str, retries: int, error: BaseException, job: 
     except Exception:  # a broken policy must not lose the retry
         get_logger("asynctask.retry").exception("retry_in_failed", worker=worker)
     return None
-
-
-def text_of(error: BaseException) -> str:
-    """The text of an error, cleaned for storage."""
-    try:
-        return clean(str(error))
-    except Exception:  # the __str__ of the job's exception raised
-        return f"({clean(type(error).__name__)} without a readable text)"
