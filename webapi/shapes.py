@@ -235,7 +235,7 @@ class RetryQuery(_Query):
         None, description="Statuses with commas between, of failed, error, cancelled; default: failed,error."
     )
     message: FailureMessage | None = Field(
-        None, description="Only failures of the group with this `message`, as in `/errors` and `top_errors`."
+        None, description="Only failures of the group with this `message` or `template`, as in `/errors` and `top_errors`."
     )
     limit: RetryLimit | None = Field(None, description="At most this many items, in the order of the list.")
 
