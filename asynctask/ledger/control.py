@@ -114,8 +114,9 @@ def retry(
     slice, only the selected items run again.
 
     ``statuses``: some of ``failed``, ``error``, ``cancelled``; default the first two. ``message``: only failures of
-    its groups; ``limit``: at most this many rows, in the order of the list. Leaves out rows that a corrected list took. Returns False if there is no such row. Raises :class:`Conflict` if the state forbids it or all such rows were
-    taken, :class:`InputError` for a status that cannot be retried or an invalid limit.
+    its groups; ``limit``: at most this many rows, in the order of the list. Leaves out rows that a corrected list took.
+    Returns False if there is no such row. Raises :class:`Conflict` if the state forbids it or all such rows were taken,
+    :class:`InputError` for a status that cannot be retried or an invalid limit.
     """
     chosen = tuple(statuses) or (str(Status.FAILED), str(Status.ERROR))
     wrong = set(chosen) - {Status.FAILED, Status.ERROR, Status.CANCELLED}
