@@ -394,6 +394,7 @@ def groups_of(message: str, statuses: Collection[str] = PROBLEM) -> set[str]:
 _LEFT: Final = _e["items"] - _e.n_finish - _e.n_failed - _e.n_error - _e.n_cancelled
 _RETRYING: Final = (
     sa.select(_e.job_id, _e.last_error, _e.retries, _e.status, _LEFT.label("left"))
+    .with_hint(events, "FORCE INDEX (ix_events_task_due)", "mariadb")
     .where(_e.task_id == sa.bindparam("task_id"), _e.due_at.is_not(None), _e.due_at < BLOCKED)
     .order_by(_e.due_at.desc())
     .limit(LAST_WAITING)
