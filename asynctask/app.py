@@ -41,15 +41,18 @@ from asynctask.lists.problems import fault
 from asynctask.lists.rows import ListSource, remove_list
 from asynctask.lists.uploads import StoredFile
 from asynctask.logs import get_logger
+from asynctask.middleware.contrib import log_jobs
 from asynctask.pushing import Pushing
 from asynctask.runtime.launcher import Launcher, Queues
 from asynctask.sidekiq.payload import UNTRACKED, When, check_names
 from asynctask.submission import Submission, check_fields
 from asynctask.supervisor import Pulse
 from asynctask.task import TaskHandle, checked_statuses
+from asynctask.webhooks import webhook_worker
 from asynctask.wiring import OnDemand
 from asynctask.worker import (
     TRACKED_RETRIES,
+    WEBHOOK,
     Actor,
     Callback,
     CallbackOption,
@@ -64,6 +67,7 @@ from asynctask.worker import (
     Worker,
     WorkerOptions,
     as_callback,
+    as_callbacks,
     check_hook,
     checked_items,
     declared_name,
@@ -120,6 +124,9 @@ class AsyncTask(OnDemand):
         self._observers = _Observers(self._fire_finished)
         self._log = get_logger("asynctask")
         self._remote = RemoteWorkers(self)
+        self._internal[WEBHOOK] = webhook_worker(self)
+        if config.log_level == "debug":
+            self.server_middleware.add(log_jobs(self.clock))
         self._pushing = Pushing(config, self.clock, self.ids, self.client_middleware, self._made)
 
     def close(self) -> None:
@@ -292,8 +299,12 @@ class AsyncTask(OnDemand):
         return result_of(self, task_id, self.progress(task_id))
 
     def on(self, event: str) -> Callable[[Target], Target]:
-        """Decorator: calls the function at ``startup``, ``quiet``, ``shutdown``, ``error`` (error, context) or ``death``
-        (job, error) of a worker process, or at ``task_finished`` (the progress object) in the process that closed the Task.
+        """Decorator: calls the function at ``startup``, ``quiet``, ``shutdown`` (without arguments), ``error`` (error,
+        context) or ``death`` (job, error) of a worker process, or at ``task_finished`` (the progress object) in the process
+        that closed the Task.
+
+        ``context``: a dict with ``job_id``, ``task_id``, ``worker``, ``attempt``, ``args``, and ``follow``: ``retry``,
+        ``dead`` or ``discard``. ``job``: what :func:`~asynctask.current_job` gives.
 
         A Task closes when its last item has ended, before its callbacks run. ``task_finished`` is called at most once for
         each generation, and not at all if that process dies: use ``on_complete`` for actions that must not be lost. Raises
@@ -308,6 +319,17 @@ class AsyncTask(OnDemand):
             return function
 
         return register
+
+    def carry(self, function: Callable[[], Mapping[str, Any]]) -> Callable[[], Mapping[str, Any]]:
+        """Decorator: adds the members that the function returns to the ``context`` of every list that is submitted, in
+        Python, over HTTP and on the command line: the user's language, or the trace of the request.
+
+        It is called in the thread that submits. A member that the submission itself gives wins. What is added is no part of
+        what an ``Idempotency-Key`` identifies. Raises :class:`ConfigError` for a function that is no plain one.
+        """
+        check_hook("a carrier", function)
+        self._carriers.append(function)
+        return function
 
     def fire(self, event: str, *args: Any) -> None:
         """Calls the hooks of an event (for ``shutdown`` in reverse order); logs their exceptions."""
@@ -407,9 +429,10 @@ class AsyncTask(OnDemand):
         jobs that run at once; ``interval``, seconds between rounds of ``parallel`` jobs; ``tolerated_failures`` (10, "5%",
         "failed:10"), with one more the Task pauses itself; ``priority``; ``queue``; ``owner``; ``session``, whose Tasks run
         one after the other; ``key``, a field: items with equal values run one after the other, across all Tasks of the
-        worker; ``idempotency_key``; ``chunk_size``, items per job, or ``"auto"`` (docs/how-to/slices.md); ``unique``,
-        fields that no two items may share; ``strict``: one rejected item rejects the list, so all are validated before any
-        is written (they wait in a temporary file, at most ``max_rows``); ``dry_run``: only validates, as :meth:`check`;
+        worker; ``idempotency_key``; ``context``, constants for all its jobs and callbacks; ``chunk_size``, items per job,
+        or ``"auto"`` (docs/how-to/slices.md); ``unique``, fields that no two items may share; ``strict``: one rejected item
+        rejects the list, so all are validated before any is written (they wait in a temporary file, at most ``max_rows``);
+        ``dry_run``: only validates, as :meth:`check`;
         ``who``: the submitter, for the Task's log; ``on_complete``, ``on_success`` (no item failed or was cancelled) and
         ``on_failure`` (any did): a worker or its name, or ``{"worker": ..., "args": [...]}``, called with the arguments and
         the progress object when the last item has ended. Raises :class:`InputError`, :class:`UnknownWorker`.
@@ -636,18 +659,20 @@ class AsyncTask(OnDemand):
         return options
 
     def _named(self, callback: Any) -> Any:
-        """A callback option with the worker replaced by its name."""
+        """A callback option with each worker replaced by its name."""
+        if isinstance(callback, list | tuple):
+            return [self._named(each) for each in callback]
         if isinstance(callback, Mapping):
             worker = callback.get("worker")
-            return {**callback, "worker": self._name_of(worker) or worker}
+            return {**callback, "worker": self._name_of(worker) or worker} if worker is not None else callback
         return self._name_of(callback) or callback
 
-    def _default_callbacks(self, **said: Any) -> Mapping[str, Callback]:
+    def _default_callbacks(self, **said: Any) -> Mapping[str, Sequence[Callback]]:
         found = {}
         for name, callback in said.items():
             if callback is not None:
                 try:
-                    found[name] = as_callback(self._named(callback))
+                    found[name] = as_callbacks(self._named(callback))
                 except ValueError as error:
                     raise ConfigError(f"{name} {error}") from None
         return found
@@ -664,15 +689,23 @@ class AsyncTask(OnDemand):
             merge = [NewCallback(MERGE, MERGER, queue, [said])]
         elif worker.columns:
             raise InputError(f"worker {worker.name!r} is an export: use submit_export", code="invalid_worker")
-        named = {name: getattr(options, name) or worker.callbacks.get(name) for name in CALLBACKS}
-        return merge + [self._callback(name, each) for name, each in named.items() if each is not None]
+        named = {kind: [*(getattr(options, kind) or worker.callbacks.get(kind, ()))] for kind in CALLBACKS}
+        if self.config.webhook_url:
+            named["on_complete"].append(as_callback({"url": self.config.webhook_url}))
+        return merge + [self._callback(kind, n, each) for kind, those in named.items() for n, each in enumerate(those, 1)]
 
-    def _callback(self, name: str, callback: Callback) -> NewCallback:
+    def _callback(self, kind: str, number: int, callback: Callback) -> NewCallback:
+        """``number``: which one of its kind, from 1."""
+        name = kind if number == 1 else f"{kind}:{number}"
+        if callback.worker == WEBHOOK:
+            if not self.config.webhook_secret:
+                raise InputError(f"option {kind!r}: set webhook_secret, which signs webhooks", code="invalid_option")
+            return NewCallback(name, WEBHOOK, self.config.callback_queue, callback.args)
         found = self.workers.get(callback.worker)
         if found is None:
-            raise UnknownWorker(callback.worker, self.workers, option=name)
+            raise UnknownWorker(callback.worker, self.workers, option=kind)
         if (why := self._why_not_called_back(found, len(callback.args) + 1)) is not None:
-            raise InputError(f"option {name!r}: {callback.worker!r} cannot be called back: {why}", code="invalid_option")
+            raise InputError(f"option {kind!r}: {callback.worker!r} cannot be called back: {why}", code="invalid_option")
         queue = self.config.callback_queue if found.engine is None else found.queue
         return NewCallback(name, found.name, queue, callback.args)
 

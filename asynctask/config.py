@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+import base64
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
 from ipaddress import IPv4Network, IPv6Network, ip_network
@@ -18,6 +19,15 @@ from asynctask.errors import ConfigError
 from asynctask.messages import CATALOGUE
 
 ENV_PREFIX: Final = "ASYNCTASK_"
+
+LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+LOG_FORMATS: Final = ("auto", "console", "json")
+_CHOICES: Final[Mapping[str, Sequence[str]]] = {
+    "log_level": LOG_LEVELS,
+    "log_format": LOG_FORMATS,
+    "fair_by": ("task", "owner"),
+    "proxy_headers": ("x-forwarded", "forwarded"),
+}
 
 _ELSEWHERE: Final = frozenset({"url"})
 """Environment variables with the prefix, in lower case, that are not settings: a Procfile or a container gives the same
@@ -67,6 +77,10 @@ class Config:
         shown=False,
     )
     namespace: str = _field("", "Prefix of every key in Redis.")
+    log_level: str = _field("info", "Least level of the lines that are logged: " + ", ".join(LOG_LEVELS) + ".")
+    log_format: str = _field(
+        "auto", "Form of these lines: console, json, or auto, which is console on a terminal, else json."
+    )
     locale: str = _field("en", "Language of the messages that the middleware records: " + ", ".join(CATALOGUE) + ".")
     data_dir: str = _field("asynctask-data", "Folder for uploads and exports, shared by all processes.")
     results_url: str = _field(
@@ -126,6 +140,13 @@ class Config:
     )
     web_threads: int = _field(8, "Threads of the web server.", low=1, high=256)
     access_log: bool = _field(False, "Log each request of the web server.")
+    webhook_secret: str = _field(
+        "",
+        "Secret that signs the requests of webhooks: whsec_ and 24 to 64 bytes as base64; empty: none are sent.",
+        shown=False,
+    )
+    webhook_url: str = _field("", "URL that gets a request when any Task has ended; empty: none.", shown=False)
+    webhook_private: bool = _field(False, "Send webhooks to private addresses, too.")
     submit_wait_s: float = _field(
         1.0,
         "Seconds that a submission waits for its validation, to return the rejected rows.",
@@ -170,6 +191,9 @@ class Config:
                 f"heartbeat_s ({self.heartbeat_s:g}) must be at most half of lease_s ({self.lease_s:g}),"
                 " or one late renewal makes a living process count as dead"
             )
+        for name, known in _CHOICES.items():
+            if getattr(self, name) not in known:
+                raise ConfigError(f"{name} {getattr(self, name)!r}: write {', '.join(known[:-1])} or {known[-1]}")
         if self.locale not in CATALOGUE:
             raise ConfigError(f"locale {self.locale!r} does not ship; choose one of {', '.join(CATALOGUE)}")
         if not (self.uses_redis or self.broker_url in ("", self.database_url)):
@@ -178,15 +202,11 @@ class Config:
             raise ConfigError("results_url: write the URL of a bucket, as s3://bucket/prefix; for a folder, set data_dir")
         if self.namespace and not self.uses_redis:
             raise ConfigError("namespace: without Redis there are no keys to prefix; leave it empty")
-        if self.proxy_headers not in ("x-forwarded", "forwarded"):
-            raise ConfigError(f"proxy_headers {self.proxy_headers!r}: write x-forwarded or forwarded")
         if self.web_prefix and (not WEB_PREFIX.fullmatch(self.web_prefix) or self.web_prefix.split("/")[1] in WEB_PATHS):
             raise ConfigError(
                 f"web_prefix {self.web_prefix!r}: write a path such as /bulk or /tools/bulk, of letters, digits, . _ ~ and"
                 f" -, without a slash at its end, that begins with none of the server's own: {', '.join(sorted(WEB_PATHS))}"
             )
-        if self.fair_by not in ("task", "owner"):
-            raise ConfigError(f"fair_by {self.fair_by!r}: write task or owner")
         if not QUEUE_NAME.fullmatch(self.callback_queue):
             raise ConfigError(
                 f"callback_queue: {self.callback_queue!r} is no queue; write 1 to 255 letters, digits or _ : . -"
@@ -195,6 +215,7 @@ class Config:
         self.trusted_networks()
         self.access()
         self.queue_weights()
+        self.webhook_key()
 
     @property
     def uses_redis(self) -> bool:
@@ -234,6 +255,21 @@ class Config:
                 )
             found[parts[1]] = Token(parts[1], parts[3], parts[2] is not None)
         return list(found.values())
+
+    def webhook_key(self) -> bytes:
+        """The bytes that sign webhooks; empty without ``webhook_secret``."""
+        try:
+            key = base64.b64decode(self.webhook_secret.removeprefix("whsec_"), validate=True)
+        except ValueError:
+            key = b""
+        if not (24 <= len(key) <= 64 and self.webhook_secret.startswith("whsec_")) and (
+            self.webhook_secret or self.webhook_url
+        ):
+            raise ConfigError(
+                "webhook_secret: write whsec_ and 24 to 64 bytes as base64; to make one: python -c"
+                " \"import base64, secrets; print('whsec_' + base64.b64encode(secrets.token_bytes(32)).decode())\""
+            )
+        return key
 
     def queue_weights(self) -> dict[str, int]:
         """The queues with their weights, in the listed order."""

@@ -8,9 +8,9 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Iterator, Mapping
 from contextvars import ContextVar, Token
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FunctionType, MethodType, coroutine
 from typing import Any, Final, NoReturn, Protocol, TypeVar
 
@@ -20,29 +20,51 @@ from asynctask.messages import clean
 MAX_CHECKPOINT: Final = 65_536
 """Largest size of a checkpoint as JSON, in bytes."""
 
+MAX_CONTEXT: Final = 16_384
+"""Largest size of the context of a submission as JSON, in bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobTask:
+    """The Task of a job, or the Task whose callback the job is, as it was when the job was lent to this process or arrived
+    here. ``worker`` is that of the Task, ``*`` for jobs of several. ``context``: as JSON text, see
+    :attr:`CurrentJob.context`."""
+
+    id: int
+    title: str = ""
+    owner: str = ""
+    worker: str = ""
+    context: str | None = field(default=None, repr=False)
+
 
 class CurrentJob:
     """One running attempt of one job.
 
-    Attributes: ``job_id``; ``task_id`` (None without a Task); ``attempt`` (from 1; rises with every retry, requeue and
-    recovery); ``payload`` (the job as it is sent, a dict that middleware may read and extend); ``queue``; ``local`` (a dict
-    for middleware and job code of this attempt); ``result``; ``state`` (see :meth:`checkpoint`).
+    Attributes: ``job_id``; ``task_id`` (None without a Task); ``worker`` (its name); ``attempt`` (from 1; rises with every
+    retry, requeue and recovery); ``payload`` (the job as it is sent, a dict that middleware may read and extend);
+    ``queue``; ``local`` (a dict for middleware and job code of this attempt); ``result``; ``state`` (see
+    :meth:`checkpoint`); ``task`` (a :class:`JobTask`, None without a Task; also in a callback, whose ``task_id`` is None);
+    ``owner`` (that of the Task, empty without one).
     """
 
     __slots__ = (
         "_asked",
         "_batch",
         "_checkpoint",
+        "_context",
         "_item",
         "_messages",
+        "_row",
         "_saved",
         "_stop",
         "attempt",
         "job_id",
         "local",
+        "owner",
         "payload",
         "queue",
         "result",
+        "task",
         "task_id",
     )
 
@@ -56,7 +78,19 @@ class CurrentJob:
         payload: dict[str, Any] | None = None,
         should_stop: Callable[[], bool] | None = None,
         local: dict[str, Any] | None = None,
+        task: JobTask | None = None,
+        owner: str | None = None,
+        row: int | None = None,
+        context: Mapping[str, Any] | None = None,
     ) -> None:
+        """``owner`` and ``context``: by default those of ``task``. Raises InputError for a ``context`` that no submission
+        could have."""
+        self._context: str | None = None
+        self.belong(task, row)
+        if owner is not None:
+            self.owner = owner
+        if context is not None:
+            self._context = context_text(context)
         self.job_id = job_id
         self.task_id = task_id
         self.attempt = attempt
@@ -71,6 +105,21 @@ class CurrentJob:
         self._item: tuple[int, int, Any] | None = None
         self._stop = should_stop
         self._asked = False
+
+    # -- the Task, as it was when the job was lent or arrived
+
+    def belong(self, task: JobTask | None, row: int | None) -> None:
+        """Sets the job's Task, and the row of its one item in the list; for the tracker."""
+        self.task = task
+        self.owner = "" if task is None else task.owner
+        self._row = row
+        self._context = None if task is None else task.context
+
+    @property
+    def context(self) -> dict[str, Any]:
+        """The constants that the submission gave to all jobs and callbacks of the Task; empty without any. A new dict each
+        time, so that no job changes what another one sees."""
+        return context_of(self._context)
 
     # -- the checkpoint, from which the next attempt continues
 
@@ -134,6 +183,12 @@ class CurrentJob:
         return checkpoint.dump()
 
     @property
+    def worker(self) -> str:
+        """The worker's name; empty in a job that was made without its payload."""
+        name = self.payload.get("wrapped", self.payload.get("class"))  # of ActiveJob, its job's class
+        return name if isinstance(name, str) else ""
+
+    @property
     def args(self) -> tuple[Any, ...]:
         """The arguments as they are sent: JSON values by position; for a job of a Task, only the item."""
         return tuple(self.payload.get("args") or ()) if self._item is None else (self._item[2],)
@@ -141,7 +196,7 @@ class CurrentJob:
     def message(self, text: str) -> None:
         """Adds a message to the Event, which is written with ``working`` or the outcome, whichever is next. In a slice the
         message has the item's row."""
-        self._messages.append((clean(str(text)), self.row))
+        self._messages.append((clean(str(text)), None if self._item is None else self._item[1]))
 
     def take_messages(self) -> list[tuple[str, int | None]]:
         """The messages added since the last call, each with its row or None; for the tracker."""
@@ -157,8 +212,11 @@ class CurrentJob:
 
     @property
     def row(self) -> int | None:
-        """The item's row in the list; None if :attr:`index` is None."""
-        return None if self._item is None else self._item[1]
+        """The row of the item in the list, for a slice that of the current item; None in a batch, between the items of a
+        slice, and in a job that is no item of a list."""
+        if self._item is not None:
+            return self._item[1]
+        return self._row if self._batch is None else None
 
     def take_up(self, item: tuple[int, int, Any] | None) -> None:
         """Sets the current item of a slice (index, row and value), or None; for the runtime."""
@@ -208,6 +266,33 @@ class CurrentJob:
 
     def __repr__(self) -> str:
         return f"<job {self.job_id} attempt {self.attempt}>"
+
+
+def context_text(context: Any) -> str:
+    """The context of a submission as JSON text. Raises :class:`InputError` for a value that is no JSON object of at most
+    16 KB."""
+    code = "invalid_option"
+    if not isinstance(context, Mapping):
+        raise InputError(f'the context must be a JSON object such as {{"seller": 7}}, not {context!r}'[:200], code=code)
+    if wrong := [name for name in context if not isinstance(name, str)]:
+        raise InputError(f"the context has a name that is no text: {wrong[0]!r}"[:200], code=code)
+    try:
+        text = _dump(dict(context))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"the context must be JSON: {error}", code=code) from None
+    if (size := len(text.encode())) > MAX_CONTEXT:
+        raise InputError(
+            f"the context has {size:,} bytes as JSON, the most is {MAX_CONTEXT:,}: keep the data elsewhere, and give its"
+            " key",
+            code=code,
+        )
+    return text
+
+
+def context_of(text: str | None) -> dict[str, Any]:
+    """The context of this JSON text; empty for None."""
+    found: dict[str, Any] = {} if text is None else json.loads(text)
+    return found
 
 
 class Batch(Protocol):
@@ -264,6 +349,11 @@ def current_job() -> CurrentJob:
     if job is None:
         raise RuntimeError("no job is being performed here: current_job() works inside a worker only")
     return job
+
+
+def running_job() -> CurrentJob | None:
+    """The job being performed in this thread or coroutine; None outside a job."""
+    return _current.get()
 
 
 def set_current_job(job: CurrentJob | None) -> Token[CurrentJob | None]:

@@ -1,4 +1,4 @@
-"""Logging through structlog, as the process has configured it.
+"""Logging through structlog, as the process has configured it; and the lines that the application logs by :mod:`logging`.
 
 A line that cannot be written (a full disk, a closed stream) is dropped. Most lines come from a thread that handles a
 failure and must continue: if logging a warning ended the heartbeat, a living process would be declared dead.
@@ -11,12 +11,14 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any, Final
 
 import structlog
 
 from asynctask.clock import Clock, SystemClock
+from asynctask.config import ENV_PREFIX, LOG_FORMATS, LOG_LEVELS
+from asynctask.job import running_job
 
 MAX_STACK: Final = 20_000
 """Largest number of characters of a stack; the end, with the error, is kept."""
@@ -57,6 +59,10 @@ class Logger:
         self._monotonic = (clock or SystemClock()).monotonic
         self._raised: dict[tuple[str, ...], int] = {}  # kind -> how often
         self._repeats: dict[tuple[str, ...], tuple[float, int]] = {}  # -> when written last, and lines left out since
+
+    def debug(self, event: str, **values: Any) -> None:
+        """An event that helps to find a fault."""
+        self._say("debug", event, values)
 
     def info(self, event: str, **values: Any) -> None:
         """An event that people may want to follow."""
@@ -152,34 +158,83 @@ def escaped_stack(text: str) -> str:
     return "\n".join([first, *(line if line.startswith(" ") else f"  {line}" for line in others)])
 
 
-class _Escaping(logging.Formatter):
-    """Formats lines of :mod:`logging` with escaped texts, with or without a stack."""
+def add_job(_logger: Any, _method: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """A processor of structlog: adds ``job_id``, ``task_id``, ``worker`` and ``attempt`` of the job that logs the line, if
+    one does."""
+    job = running_job()
+    if job is not None:
+        task_id = job.task_id if job.task is None else job.task.id  # a callback has that of the Task that calls it
+        found = {"job_id": job.job_id, "task_id": task_id, "worker": job.worker, "attempt": job.attempt}
+        line.update({name: value for name, value in found.items() if value and name not in line})
+    return line
 
-    def format(self, record: logging.LogRecord) -> str:
-        return escaped_stack(super().format(record))
+
+class JobFilter(logging.Filter):
+    """A filter for handlers of :mod:`logging`: gives each record ``job_id``, ``task_id``, ``worker`` and ``attempt`` of the
+    job that logs it, each ``-`` if there is none, for formats such as ``%(job_id)s``. It lets every record pass."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        vars(record).update({"job_id": "-", "task_id": "-", "worker": "-", "attempt": "-", **add_job(None, "", {})})
+        return True
 
 
-def log_to_stderr() -> None:
-    """Logs to stderr, because stdout is for the command's output: readable lines on a terminal, otherwise JSON.
+class _Stderr(structlog.WriteLoggerFactory):
+    """Writes to stderr, and shows that the configuration of structlog is still the one made here."""
 
-    Warnings and errors that libraries log are written there, too, unless the application configures :mod:`logging`.
+
+def log_to_stderr(level: str = "info", form: str = "auto") -> None:
+    """Logs to stderr, because stdout is for the command's output.
+
+    ``level``: one of :data:`~asynctask.config.LOG_LEVELS`; ``form``: ``console``, readable lines, ``json``, one object a
+    line, or ``auto``, which is ``console`` on a terminal and ``json`` elsewhere. Lines of a job have its ids.
+
+    Warnings and errors that libraries log by :mod:`logging` are written there, too, in the same form, unless the
+    application configures :mod:`logging`. If the application has configured structlog meanwhile, that stays.
     """
-    if logging.lastResort is not None:
-        logging.lastResort.setFormatter(_Escaping())
-    people = sys.stderr.isatty()
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            # Not structlog's default rendering of an exception, which is slow and shows the arguments of jobs.
-            *(
-                [_escape, structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
-                if people
-                else [structlog.processors.JSONRenderer()]
-            ),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+    if structlog.is_configured() and not isinstance(structlog.get_config()["logger_factory"], _Stderr):
+        return
+    number = logging.getLevelNamesMapping()[level.upper()]
+    is_json = form == "json" or (form == "auto" and not sys.stderr.isatty())
+    common: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        add_job,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+    ]
+    # Not structlog's default rendering of an exception, which is slow and shows the arguments of jobs.
+    rendered: list[Any] = (
+        [structlog.processors.JSONRenderer()]
+        if is_json
+        else [_escape, structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
     )
+    structlog.configure(
+        processors=[*common, *rendered],
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        logger_factory=_Stderr(file=sys.stderr),
+    )
+    # The handler that logging uses while nobody has configured one: an application that does so later has its own alone.
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(
+            structlog.stdlib.ProcessorFormatter(
+                foreign_pre_chain=[structlog.stdlib.add_logger_name, *common],
+                processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendered],
+            )
+        )
+
+
+def log_application(level: str) -> None:
+    """Writes the lines of this ``level`` and above that the application logs by :mod:`logging` to stderr, not only
+    warnings, unless the application has configured :mod:`logging`. For processes that run the application's code."""
+    root, number = logging.getLogger(), logging.getLevelNamesMapping()[level.upper()]
+    if root.handlers or logging.lastResort is None:
+        return
+    logging.lastResort.setLevel(number)
+    root.setLevel(number)
+
+
+def style_in(environ: Mapping[str, str]) -> tuple[str, str]:
+    """Level and form of :func:`log_to_stderr` in environment variables, for lines before the settings are read, and of
+    processes that do not read them. Invalid ones count as missing."""
+    level, form = (environ.get(f"{ENV_PREFIX}LOG_{name}", "") for name in ("LEVEL", "FORMAT"))
+    return level if level in LOG_LEVELS else "info", form if form in LOG_FORMATS else "auto"

@@ -16,6 +16,7 @@ from asynctask.clock import from_datetime
 from asynctask.core.states import Reason
 from asynctask.core.transitions import CALLBACKS, MERGE
 from asynctask.errors import AsyncTaskError, Conflict, InputError, NotFound, Problem, Unavailable
+from asynctask.job import context_of, context_text
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, NewItem, dumps, loads
 from asynctask.ledger.progress import first_progress
@@ -131,6 +132,10 @@ class GroupSubmit:
                 self._write_batch([each])
 
 
+Carrier = Callable[[], Mapping[str, Any]]
+"""Returns members for the context of the Task that its thread submits."""
+
+
 class Submitter:
     """Accepts lists. ``split_elsewhere`` splits a Task in another process, or returns False if it cannot."""
 
@@ -142,6 +147,7 @@ class Submitter:
         lease_s: float,
         split_elsewhere: Callable[[int], bool],
         checker: Checker,
+        carriers: Sequence[Carrier] = (),
     ) -> None:
         self._services = services
         self._ledger = services.ledger
@@ -149,6 +155,7 @@ class Submitter:
         self._lease_s = lease_s
         self._split_elsewhere = split_elsewhere
         self._checker = checker
+        self._carriers = carriers
         self._limits = services.limits
         self._group = GroupSubmit(services.ledger, lease_s=lease_s)
         self._slow: dict[str, float] = {}  # worker -> until when its validation is assumed to be slow
@@ -244,7 +251,8 @@ class Submitter:
     def _correcting(
         self, worker: Worker, stored: StoredFile, options: SubmitOptions, source: ListSource
     ) -> tuple[SubmitOptions, ListSource]:
-        """The options and source of a list that corrects a Task: with that Task's owner, and by default its columns.
+        """The options and source of a list that corrects a Task: with that Task's owner, and by default its context and its
+        columns.
 
         Raises :class:`InputError` for another worker or owner, and for a Task that has no rows to correct.
         """
@@ -264,7 +272,8 @@ class Submitter:
         if task["state_reason"] == Reason.ROWS_REJECTED:
             raise refused_option("resubmit_of", "option.resubmit_strict", {"task": task_id}, task_id)
         columns = source.columns or (loads(task["split_source"]) or {}).get("columns") or {}
-        options = options.model_copy(update={"owner": task["owner"] or None})
+        context = task["context"] if options.context is None else options.context
+        options = options.model_copy(update={"owner": task["owner"] or None, "context": context})
         return options, replace(source, columns=columns, resubmit_of=task_id)
 
     def _bound(self, worker: Worker, stored: StoredFile, source: ListSource, options: SubmitOptions) -> ListSource:
@@ -313,9 +322,17 @@ class Submitter:
             callbacks=callbacks,
             key_field=self._key(worker, options, (source or {}).get("columns")) or worker.key,
             chunk_size=1 if options.chunk_size is None else options.chunk_size,
+            context=self._carried(options.context),
             **{name: getattr(options, name) for name in _AS_GIVEN},
             **known,
         )
+
+    def _carried(self, context: str | None) -> str | None:
+        """The context of a submission with what the carriers add to it. Raises :class:`InputError` if that is too much."""
+        found: dict[str, Any] = {}
+        for carrier in self._carriers:
+            found |= carrier()
+        return context_text({**found, **context_of(context)}) if found else context
 
     def _check_chunks(self, worker: Worker, options: SubmitOptions) -> None:
         """Raises :class:`InputError` if jobs of several items are not possible."""
@@ -526,11 +543,12 @@ def _digest(worker: Worker, options: SubmitOptions, body: bytes, callbacks: Sequ
         "key": options.key,
         "resubmit_of": options.resubmit_of,
         "chunk_size": None if options.chunk_size == 1 else options.chunk_size,
+        "context": options.context,
     }
     said |= {name: value for name, value in later.items() if value is not None}
     for name in CALLBACKS:
-        if (callback := getattr(options, name)) is not None:
-            said[name] = [callback.worker, *callback.args]
+        if given := [[each.worker, *each.args] for each in getattr(options, name)]:
+            said[name] = given if len(given) > 1 else given[0]
     for each in callbacks:
         if each.name == MERGE:  # the id of an export is new each time
             said["export"] = [each.args[0]["format"], each.args[0]["columns"]]

@@ -435,9 +435,9 @@ class Renewals:
 
 def renew_leases() -> None:
     """Renews leases until the standard input ends; each line of it is a JSON list of the leases to renew from then on."""
-    from asynctask.logs import log_to_stderr
+    from asynctask.logs import log_to_stderr, style_in
 
-    log_to_stderr()
+    log_to_stderr(*style_in(os.environ))
     renewals = Renewals()
     threading.Thread(target=renewals.run, name="renewals", daemon=True).start()
     for line in sys.stdin:
@@ -513,9 +513,9 @@ def _announce_once(announcement: Announcement) -> Callable[[], None]:
 
 
 def _logger_to_stderr() -> Logger:
-    from asynctask.logs import get_logger, log_to_stderr
+    from asynctask.logs import get_logger, log_to_stderr, style_in
 
-    log_to_stderr()
+    log_to_stderr(*style_in(os.environ))
     return get_logger("asynctask.supervisor")
 
 

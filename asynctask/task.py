@@ -14,6 +14,7 @@ from asynctask.core.states import State, Status
 from asynctask.dispatch.control import TaskControls
 from asynctask.errors import Conflict, InputError, NotFound, Problem
 from asynctask.exports.run import MERGER
+from asynctask.job import context_of
 from asynctask.ledger import progress as progress_rows
 from asynctask.ledger import queries
 from asynctask.ledger import tasks as task_rows
@@ -25,12 +26,12 @@ from asynctask.lists.items import MIXED, ItemShape
 from asynctask.lists.problems import localised, refusal, revived
 from asynctask.lists.readers import Limits
 from asynctask.lists.uploads import Uploads
-from asynctask.worker import Worker
+from asynctask.worker import WEBHOOK, Worker
 
 if TYPE_CHECKING:
     from asynctask.reports.report import Report
 
-__all__ = ["ListedEvent", "Progress", "Services", "TaskHandle", "place_in_list"]
+__all__ = ["ListedEvent", "Progress", "Services", "TaskHandle", "event_cursor"]
 
 _PROBLEMS = (str(Status.FAILED), str(Status.ERROR))
 
@@ -38,14 +39,14 @@ _PROBLEMS = (str(Status.FAILED), str(Status.ERROR))
 _POSITION: Final = re.compile(r"([0-9]{1,19})(?:\.([0-9]{1,19}))?", re.ASCII)
 
 
-def place_in_list(event: Mapping[str, Any]) -> str:
+def event_cursor(event: Mapping[str, Any]) -> str:
     """The ``after`` for the page that follows an Event from :meth:`TaskHandle.events`: its id; for a job of several items,
     the id, a point and the row."""
     return str(event["id"]) if event["items"] == 1 else f"{event['id']}.{event['row']}"
 
 
 def _after(position: int | str | None) -> tuple[int | None, int | None]:
-    """The Event and the row of a :func:`place_in_list`."""
+    """The Event and the row of a :func:`event_cursor`."""
     if position is None or isinstance(position, int):
         return position, None
     if (found := _POSITION.fullmatch(position)) is None:
@@ -79,7 +80,7 @@ class Services:
         living process of an engine or in another language works its queue. A program without registered workers, such as
         the command line without ``-A``, cannot know, so nothing is raised there."""
         known = self.workers()
-        if not known or worker in known or worker in (MIXED, MERGER):
+        if not known or worker in known or worker in (MIXED, MERGER, WEBHOOK):
             return
         if engine_of(queue) is not None or self.is_shared:
             with self.ledger.database.read() as connection:
@@ -149,6 +150,12 @@ class TaskHandle:
         return str(self.progress()["state"])
 
     @property
+    def context(self) -> dict[str, Any]:
+        """The constants that the submission gave to all jobs of the Task; empty without any: one statement."""
+        with self._s.ledger.database.read() as connection:
+            return context_of(task_rows.get(connection, self.id)["context"])
+
+    @property
     def counts(self) -> Counts:
         """The current number of items by status, and their ``total``, as in :meth:`progress`: one statement."""
         counts: Counts = self.progress()["counts"]
@@ -182,7 +189,7 @@ class TaskHandle:
         """Events in the order of their creation, only with these statuses if given; for a job of several items, one per
         item.
 
-        ``after``: only those behind the Event of this id, or behind the item that :func:`place_in_list` names; ``limit`` is
+        ``after``: only those behind the Event of this id, or behind the item that :func:`event_cursor` names; ``limit`` is
         at most 1,000. Raises :class:`InputError` for an unknown status or an invalid ``after``.
         """
         statuses, (event_id, row) = checked_statuses(status), _after(after)

@@ -44,7 +44,7 @@ from asynctask.operations import Operations
 from asynctask.runtime.execution import Execution, Hook
 from asynctask.runtime.process import AppProcess, Dispatching
 from asynctask.sidekiq.copies import Outgoing, PushFilter
-from asynctask.submission import Submitter
+from asynctask.submission import Carrier, Submitter
 from asynctask.supervisor import LIFELINE
 from asynctask.task import Services
 from asynctask.worker import Worker
@@ -62,6 +62,7 @@ class Core:
         outgoing: Callable[[], PushFilter | None],
         engines: Mapping[str, EngineQueues],
         workers: Callable[[], Mapping[str, Worker]],
+        carriers: Sequence[Carrier],
         closed: Callable[[int], None],
         waits_for: Callable[[int], str],
     ) -> None:
@@ -106,8 +107,9 @@ class Core:
         splitter = Splitter(self.ledger, clock, self.uploads, limits, lease_s=config.lease_s)
         checker = Checker(self.ledger, self.uploads, limits, seconds=config.dry_run_s, elsewhere=self.check_elsewhere)
         self.submitter = Submitter(
-            self.services, splitter, lease_s=config.lease_s, split_elsewhere=self.split_elsewhere, checker=checker
-        )
+            self.services, splitter, lease_s=config.lease_s, split_elsewhere=self.split_elsewhere, checker=checker,
+            carriers=carriers,
+        )  # fmt: skip
 
     def _made_broker(self, clock: Clock, ids: Ids) -> Broker | None:
         config = self._config
@@ -219,6 +221,7 @@ class OnDemand(ABC):
         self.ids = ids
         self.client_middleware = Chain()
         self.server_middleware = Chain()
+        self._carriers: list[Carrier] = []
         self._workers: dict[str, Worker] = {}
         self._internal: dict[str, Worker] = {}  # workers for which no list can be submitted
         self._engines: dict[str, Engine] = {}
@@ -362,6 +365,7 @@ class OnDemand(ABC):
                         outgoing=self.outgoing,
                         engines=self._engines,
                         workers=lambda: self.workers,
+                        carriers=self._carriers,
                         closed=self.task_closed,
                         waits_for=self._waits_for,
                     )

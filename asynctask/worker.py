@@ -26,6 +26,7 @@ from typing import (
     get_type_hints,
     overload,
 )
+from urllib.parse import urlsplit
 
 import orjson
 
@@ -187,6 +188,7 @@ class TaskOptions(TypedDict, total=False):
     session: str | None
     key: str | None
     chunk_size: int | Literal["auto"] | None
+    context: Mapping[str, Any] | None
     unique: Sequence[str] | str | None
     strict: bool | None
     resubmit_of: int | None
@@ -264,7 +266,7 @@ class Worker(Generic[P, R_co]):
     overrides: Mapping[str, Any] = field(default_factory=dict)
     wait: When | None = None
     engine: str | None = None
-    callbacks: Mapping[str, Callback] = field(default_factory=dict)
+    callbacks: Mapping[str, abc.Sequence[Callback]] = field(default_factory=dict)
     batch: bool = False
     is_iterable: bool = False
     columns: tuple[str, ...] = ()
@@ -391,7 +393,7 @@ class Worker(Generic[P, R_co]):
         Arguments are sent by position; keyword arguments are put in their positions. Raises TypeError if the function has
         no such parameter, or it is keyword-only.
         """
-        return self._push([self._in_place(args, kwargs)])[0]
+        return self._push([self._by_position(args, kwargs)])[0]
 
     delay = perform_async
 
@@ -399,11 +401,11 @@ class Worker(Generic[P, R_co]):
         """Pushes a job that starts ``seconds`` (or a timedelta) from now; if that is past, at once. Returns as
         :meth:`perform_async`. A number of a billion or more is an epoch time, as in Sidekiq; an aware datetime is a time.
         """
-        return self._push([self._in_place(args, kwargs)], at=seconds)[0]
+        return self._push([self._by_position(args, kwargs)], at=seconds)[0]
 
     def perform_at(self, when: When, /, *args: P.args, **kwargs: P.kwargs) -> str | None:
         """Pushes a job that starts at ``when``: an aware datetime or an epoch time in seconds."""
-        return self._push([self._in_place(args, kwargs)], at=when)[0]
+        return self._push([self._by_position(args, kwargs)], at=when)[0]
 
     def perform_bulk(self, items: abc.Iterable[Any]) -> list[str | None]:
         """Pushes a job for each item: the job's one argument, or a list of its arguments. Returns the job ids, None for
@@ -415,12 +417,12 @@ class Worker(Generic[P, R_co]):
         args = (tuple(item) if isinstance(item, list | tuple) else (item,) for item in checked_items(items))
         return self._push(args)
 
-    def _in_place(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sequence[Any]:
+    def _by_position(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sequence[Any]:
         if not kwargs:
             return args
         bound = inspect.signature(self.function).bind(*args, **kwargs)
-        in_place = {name for name, each in bound.signature.parameters.items() if each.kind is each.POSITIONAL_OR_KEYWORD}
-        if by_name := sorted(kwargs.keys() - in_place):
+        positional = {name for name, each in bound.signature.parameters.items() if each.kind is each.POSITIONAL_OR_KEYWORD}
+        if by_name := sorted(kwargs.keys() - positional):
             raise TypeError(f"a job's arguments travel by position: {self.name} has no place for {', '.join(by_name)}")
         bound.apply_defaults()  # for parameters before the last given one
         return bound.args
@@ -448,20 +450,39 @@ class Callback:
     args: tuple[Any, ...] = ()
 
 
-CallbackOption = str | Mapping[str, Any] | Worker[..., Any] | Callback
-"""A worker or its name, or ``{"worker": ..., "args": [...]}``."""
+CallbackOption = str | Mapping[str, Any] | Worker[..., Any] | Callback | abc.Sequence[Any]
+"""A worker or its name, ``{"worker": ..., "args": [...]}``, ``{"url": ...}``, or a list of these."""
+
+MOST_CALLBACKS: Final = 10
+"""The most callbacks of one kind."""
+
+WEBHOOK: Final = "asynctask.webhook"
+"""The worker that delivers a callback with a URL, see :mod:`asynctask.webhooks`."""
+
+_URL: Final = re.compile(r"https?://[A-Za-z0-9.\-\[\]:]{1,255}([/?][!-~]*)?")
 
 
-def as_callback(said: Any) -> Callback:
-    """The callback in an option; a text that begins with ``{`` is JSON. Raises ValueError, with the expected form."""
-    if isinstance(said, Callback):
-        return said
-    if isinstance(said, str) and said.lstrip().startswith("{"):
+def as_callbacks(said: Any) -> tuple[Callback, ...]:
+    """The callbacks in an option: one, or a list of them; a text that begins with ``[`` or ``{`` is JSON. Raises
+    ValueError, with the expected form."""
+    if isinstance(said, str) and said.lstrip().startswith(("[", "{")):
         try:
             said = orjson.loads(said)
         except ValueError as error:
             raise ValueError(f"is no JSON ({error}); write {_CALLBACK_FORM}") from None
+    several = said if isinstance(said, list | tuple) else [said]
+    if len(several) > MOST_CALLBACKS:
+        raise ValueError(f"has {len(several)} callbacks, the most is {MOST_CALLBACKS}")
+    return tuple(as_callback(each) for each in several)
+
+
+def as_callback(said: Any) -> Callback:
+    """The callback that is said. Raises ValueError, with the expected form."""
+    if isinstance(said, Callback):
+        return said
     given = dict(said) if isinstance(said, Mapping) else {"worker": said}
+    if given.keys() == {"url"}:
+        return Callback(WEBHOOK, (checked_url(given["url"]),))
     worker, args = given.pop("worker", None), given.pop("args", None) or []
     name = worker.name if isinstance(worker, Worker) else worker
     if not isinstance(name, str) or not name.strip() or len(name) > 255 or not isinstance(args, list | tuple) or given:
@@ -475,7 +496,23 @@ def as_callback(said: Any) -> Callback:
     return Callback(name.strip(), tuple(args))
 
 
-_CALLBACK_FORM: Final = '{"worker": name, "args": [...]}'
+_CALLBACK_FORM: Final = '{"worker": name, "args": [...]} or {"url": "https://..."}'
+
+
+def checked_url(url: object) -> str:
+    """A URL that a webhook is sent to. Raises ValueError."""
+    if not isinstance(url, str) or len(url) > 2_000 or not _URL.fullmatch(url):
+        raise ValueError(
+            "must have a URL of http:// or https:// with a host, without name and password, in ASCII, of at most 2,000"
+            " characters"
+        )
+    try:
+        port = urlsplit(url).port
+    except ValueError as error:
+        raise ValueError(f"must have a URL: {error}") from None
+    if port == 0:
+        raise ValueError("must have a URL: no server is at port 0")
+    return url
 
 
 def check_job_options(options: Mapping[str, Any]) -> None:

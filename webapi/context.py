@@ -59,10 +59,13 @@ def find_task(task_id: int) -> TaskHandle:
     return asynctask_app().task(_possible(task_id))
 
 
-def find_progress(task_id: int, *, errors: bool = False) -> dict[str, Any]:
-    """The Task's progress, in one statement; or :class:`NotFound` (404)."""
+def find_progress(task_id: int, include: str | None = None) -> dict[str, Any]:
+    """The Task's progress, in one statement; or :class:`NotFound` (404). ``include``: what it has besides, ``errors`` or
+    ``context``."""
     app, task_id = asynctask_app(), _possible(task_id)
-    return app.progress(task_id, errors, take=JsonPage()) if errors else app.progress(task_id)
+    if include == "errors":
+        return app.progress(task_id, errors=True, take=JsonPage())
+    return app.progress(task_id) | ({"context": app.task(task_id).context} if include == "context" else {})
 
 
 def _possible(task_id: int) -> int:
@@ -172,26 +175,26 @@ class JsonPage:
     """Takes rows as JSON until there are ``limit`` (None: any number), or until they reach
     :data:`~asynctask.brokers.admin.PAGE_BYTES`; one row is always in it.
 
-    ``after``: the ``place`` of the last one, if there may be more behind it; else None. Each row becomes a text at
+    ``after``: the ``cursor`` of the last one, if there may be more behind it; else None. Each row becomes a text at
     once: the objects of a hostile one take twenty times as much memory.
     """
 
-    def __init__(self, limit: int | None = None, place: Callable[[dict[str, Any]], int | str] = lambda _row: 0) -> None:
-        self._limit, self._place = limit, place
+    def __init__(self, limit: int | None = None, cursor: Callable[[dict[str, Any]], int | str] = lambda _row: 0) -> None:
+        self._limit, self._cursor = limit, cursor
         self.after: int | str | None = None
 
     def __call__(self, rows: Iterable[dict[str, Any]]) -> list[orjson.Fragment]:
-        places: list[int | str] = []
+        cursors: list[int | str] = []
 
         def texts() -> Iterator[tuple[orjson.Fragment, int]]:
             for row in rows:
                 text = bytes(memoryview(json_text(row)))  # a copy: orjson's own reserves eight times as much
-                places.append(self._place(row))
+                cursors.append(self._cursor(row))
                 yield orjson.Fragment(text), len(text)
 
         taken = first_of(texts(), self._limit)
-        if len(taken) < len(places) or len(taken) == self._limit:
-            self.after = places[len(taken) - 1]
+        if len(taken) < len(cursors) or len(taken) == self._limit:
+            self.after = cursors[len(taken) - 1]
         return taken
 
 
@@ -214,7 +217,7 @@ def progress_response(progress: dict[str, Any], *, conditional: bool = True) -> 
 
 def progress_tag(progress: dict[str, Any]) -> str:
     """The ETag of a progress object: another one for each object that differs."""
-    kind = "e" if "errors" in progress else "p"
+    kind = "e" if "errors" in progress else "c" if "context" in progress else "p"
     called = "".join(each["status"][:2] for each in progress["callbacks"] if each["status"])  # they change no version
     return f"{progress['task_id']}.{progress['generation']}.{progress['version']}{kind}{called}"
 

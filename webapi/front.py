@@ -345,7 +345,7 @@ class Front:
             if exchange.connection.left:
                 raise ClientGone
             progress = followed.progress
-            if changed and not followed.ended and progress is not None and not wanted.errors:
+            if changed and not followed.ended and progress is not None and not wanted.is_own:
                 body = followed.made(_poll_body, wanted.root)
                 own = {"content-length": str(len(body)), "etag": f'W/"{followed.tag}"', "retry-after": None}
                 if not progress["done"]:
@@ -489,7 +489,7 @@ class Following(NamedTuple):
     """The tag of the one that it has."""
     wait_s: float | None = None
     """Seconds that it waits; None: a stream."""
-    errors: bool = False
+    is_own: bool = False
     """Whether the answer to a long poll has more than the progress object, so that it is made for this client alone."""
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 from flask import Response
 from pydantic import Field, StringConstraints
 
+from asynctask.brokers.admin import MAX_OFFSET, MAX_PAGE
 from asynctask.errors import BrokerUnavailable, NotFound, SchemaOutdated, Unavailable
 from asynctask.figures import DURATIONS_S, MOST_WORKERS, OTHERS, SIZES
 from asynctask.logs import get_logger
@@ -17,6 +18,7 @@ from asynctask.operations import (
     ACTIONS,
     LISTS,
     MAX_TARGET_S,
+    MAX_WINDOW,
     MIN_TARGET_S,
     TARGET_S,
     Action,
@@ -44,22 +46,22 @@ Key = Annotated[str, StringConstraints(min_length=1, max_length=255)]
 class ListQuery(_Query):
     """Which page."""
 
-    after: int = Field(0, ge=0, le=9_000, description="Entries to skip; follow `links.next`.")
-    limit: int = Field(100, ge=1, le=1000, description="Entries on a page.")
+    after: int = Field(0, ge=0, le=MAX_WINDOW - MAX_PAGE, description="Entries to skip; follow `links.next`.")
+    limit: int = Field(100, ge=1, le=MAX_PAGE, description="Entries on a page.")
 
 
 class SearchQuery(_Query):
     """The search text."""
 
     text: Name = Field(description="Text that the entry contains (case-sensitive).")
-    limit: int = Field(100, ge=1, le=1000, description="Most entries to find.")
+    limit: int = Field(100, ge=1, le=MAX_PAGE, description="Most entries to find.")
 
 
 class JobQuery(_Query):
     """Which jobs of a queue."""
 
-    after: int = Field(0, ge=0, le=1_000_000, description="Jobs to skip; follow `links.next`.")
-    limit: int = Field(100, ge=1, le=1000, description="Jobs on a page.")
+    after: int = Field(0, ge=0, le=MAX_OFFSET, description="Jobs to skip; follow `links.next`.")
+    limit: int = Field(100, ge=1, le=MAX_PAGE, description="Jobs on a page.")
     newest: bool = Field(False, description="Begin with the last one pushed.")
 
 

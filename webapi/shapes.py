@@ -50,6 +50,7 @@ from asynctask.lists.options import (
     NUL_FREE,
     CallbackText,
     CommonOptions,
+    ContextOption,
     QueueName,
     Unique,
     listed_or_text,
@@ -189,7 +190,9 @@ class TaskQuery(_Query):
 class OneTaskQuery(_Query):
     """What to add to the progress object, and whether to wait for another one."""
 
-    include: Literal["errors"] | None = Field(None, description="`errors` adds the first 20 failures.")
+    include: Literal["errors", "context"] | None = Field(
+        None, description="`errors` adds the first 20 failures; `context` the constants of its jobs."
+    )
     wait: float = Field(
         0,
         ge=0,
@@ -283,6 +286,19 @@ Columns = Annotated[
 """An object as JSON: in a form and in a query every field is text."""
 
 
+def _context(text: Any) -> Any:
+    try:
+        return parse_json(str(text).encode(), max_depth=asynctask_app().config.max_json_depth)
+    except InputError as error:
+        raise ValueError(f"must be a JSON object: {error}") from None
+
+
+ContextText = Annotated[
+    ContextOption, BeforeValidator(_context), WithJsonSchema({"type": "string", "contentMediaType": "application/json"})
+]
+"""The same for the context."""
+
+
 def _long_or_checked(value: Any, check: Callable[[Any], Any]) -> Any:
     return value if isinstance(value, JsonItems) else check(value)
 
@@ -327,6 +343,7 @@ class FileSubmission(Options):
     sheet: Name | None = Field(None, description="The worksheet; default: the first visible one with rows.")
     columns: Columns | None = Field(None, description=_COLUMNS)
     encoding: Name | None = Field(None, description=_ENCODING)
+    context: ContextText = Field(None, description=options.CONTEXT)
 
 
 class RawQuery(Options):
@@ -338,12 +355,13 @@ class RawQuery(Options):
     unique: Annotated[Unique, listed_or_text("text")] = Field(
         None, description="Fields in which no two rows may be the same, with commas between."
     )
-    on_complete: CallbackText = Field(None, description="A worker to call when the last item has ended.")
-    on_success: CallbackText = Field(None, description="The same, if no item failed or was cancelled.")
-    on_failure: CallbackText = Field(None, description="The same, if any item failed or was cancelled.")
+    on_complete: CallbackText = Field((), description="A worker to call when the last item has ended.")
+    on_success: CallbackText = Field((), description="The same, if no item failed or was cancelled.")
+    on_failure: CallbackText = Field((), description="The same, if any item failed or was cancelled.")
     worker: Name | None = Field(None, description="The worker's name; GET /api/workers lists them.")
     columns: Columns | None = Field(None, description=_COLUMNS)
     encoding: Name | None = Field(None, description=_ENCODING)
+    context: ContextText = Field(None, description=options.CONTEXT)
 
 
 class Knobs(_In, options.Knobs):
@@ -534,6 +552,7 @@ Progress = create_model(
     links=(Links, ...),
     errors=(_list_of(ListedEvent) | None, Field(None, description="With include=errors: the first 20 failures.")),
     refusal=(Refusal | None, Field(None, description="With include=errors: why a list was rejected.")),
+    context=(dict[str, JsonValue] | None, Field(None, description="With include=context: the constants of its jobs.")),
 )
 Submitted = create_model(
     "Submitted",

@@ -21,7 +21,7 @@ from asynctask.lists.dry_run import DryRun
 from asynctask.lists.problems import fault
 from asynctask.lists.rows import ListSource, encoding_option
 from asynctask.submission import Submission
-from asynctask.task import VERBS, TaskHandle, Verb, place_in_list
+from asynctask.task import VERBS, TaskHandle, Verb, event_cursor
 from webapi.context import (
     TASKS,
     Busy,
@@ -203,13 +203,14 @@ def show(task_id: int, query: OneTaskQuery) -> Response:
     Poll after `poll_after_ms` with the ETag in `If-None-Match`: 304 means unchanged. With `wait`, the answer comes when the
     Task has a version other than the client's, or after so many seconds.
     """
-    found = _latest(task_id, query) or find_progress(task_id, errors=query.include == "errors")
+    found = _latest(task_id, query) or find_progress(task_id, query.include)
     if query.wait and _is_known(found, query) and not found["done"]:
         if FOLLOW not in request.environ:
             found = _another(found, query)
         elif (follow := request.environ[FOLLOW]) is not None:
-            plain = {name: value for name, value in found.items() if name != "errors"}
-            follow(Following(task_id, request.script_root, plain, progress_tag(plain), query.wait, "errors" in found))
+            plain = {name: value for name, value in found.items() if name != query.include}
+            is_own = query.include is not None
+            follow(Following(task_id, request.script_root, plain, progress_tag(plain), query.wait, is_own))
             return progress_response(with_links(found), conditional=False)
     if found.get("refusal") is not None:
         found["refusal"] = find_task(task_id).refusal_object(reader_locale())
@@ -233,7 +234,7 @@ def _another(found: dict[str, Any], query: OneTaskQuery) -> dict[str, Any]:
         while _is_known(found, query) and not found["done"] and (left := until - monotonic()) > 0:
             pause.wait(min(TICK_S, left))
             gone()
-            found = find_progress(found["task_id"], errors="errors" in found)
+            found = find_progress(found["task_id"], query.include)
     return found
 
 
@@ -319,7 +320,7 @@ def events(task_id: int, query: EventQuery) -> Response:
     `links.next` leads to the next page and is null on the last one. A page ends early, after at least one Event, at about
     8 MB.
     """
-    page = JsonPage(query.limit, place_in_list)
+    page = JsonPage(query.limit, event_cursor)
     found = find_task(task_id).events(_statuses(query.status), query.after, query.limit, take=page)
     return json_response({"events": found, "links": page_links(page.after)})
 

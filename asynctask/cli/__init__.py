@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -13,13 +14,13 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
     Arguments: ``argv`` without the program's name, by default the process's.
     """
-    from asynctask.logs import escaped_stack, log_to_stderr, open_missing_streams
+    from asynctask.logs import escaped_stack, log_to_stderr, open_missing_streams, style_in
 
     open_missing_streams()
     from asynctask.cli.output import INTERNAL
     from asynctask.cli.root import run
 
-    log_to_stderr()
+    log_to_stderr(*style_in(os.environ))
     try:
         code = run(sys.argv[1:] if argv is None else argv)
     except Exception:

@@ -24,6 +24,7 @@ from click.core import ParameterSource
 from asynctask.cli.output import Output, clean
 from asynctask.config import ENV_PREFIX, Config, load, setting_types, shown
 from asynctask.errors import ConfigError
+from asynctask.logs import log_to_stderr
 from asynctask.sidekiq.worker_file import WorkerFile, read_worker_file
 
 if TYPE_CHECKING:
@@ -110,6 +111,7 @@ class Session:
             self._stack.enter_context(environment(self.flags, self.environ))
             self._app = self._build()
             self._stack.callback(self._app.close)
+            log_to_stderr(self._app.config.log_level, self._app.config.log_format)
             self._refuse_overruled(self._app.config)
         return self._app
 

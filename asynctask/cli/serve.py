@@ -25,6 +25,7 @@ from asynctask.config import ENV_PREFIX, Config, socket_path
 from asynctask.database import schema
 from asynctask.database.engine import Database
 from asynctask.errors import ConfigError
+from asynctask.logs import log_application
 from asynctask.supervisor import LIFELINE, Announcement, ChildSpec, Pulse, become, check_socket, watch_parent
 
 _ANYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - compared, not bound
@@ -114,6 +115,12 @@ def child_argv(target: str, command: str, flags: Mapping[str, Any]) -> list[str]
     return words
 
 
+def _for_children(session: Session, config: Config) -> dict[str, str]:
+    """The environment of a supervisor, which does not load the application, but logs as that does."""
+    logged = {ENV_PREFIX + name.upper(): getattr(config, name) for name in ("log_level", "log_format")}
+    return {**session.environ, **logged}
+
+
 def _ensure_schema(session: Session, config: Config) -> None:
     """Checks the schema (and creates that of an empty SQLite file) on a connection of its own: the web server forks, and
     the application's open connections would not survive that."""
@@ -147,6 +154,7 @@ def web(session: Session) -> int:
     if port and not socket_path(host):
         free_port(host, port)
     _ensure_schema(session, app.config)
+    log_application(app.config.log_level)
 
     def ready(url: str) -> None:
         port = urlsplit(url).port or 0
@@ -203,6 +211,7 @@ def worker(session: Session, config_file: str | None, environment: str | None) -
     processes, shutdown_s = settings.pop("processes"), settings["shutdown_s"]
     if processes == 1 and LIFELINE in session.environ:
         _end_with_parent(session)
+        log_application(app.config.log_level)
         return app.run_worker(
             concurrency=settings["concurrency"],
             queues=weights,
@@ -219,7 +228,8 @@ def worker(session: Session, config_file: str | None, environment: str | None) -
     )
     argv = child_argv(session.target, "worker", {**settings, "processes": 1})
     children = [ChildSpec(f"worker-{n}", argv) for n in range(1, processes + 1)]
-    return become(["worker", "-A", session.target], children, environ=session.environ, shutdown_s=shutdown_s)
+    environ = _for_children(session, app.config)
+    return become(["worker", "-A", session.target], children, environ=environ, shutdown_s=shutdown_s)
 
 
 @click.command("up", cls=Command, params=[*_SHORT])
@@ -255,7 +265,7 @@ def up(session: Session, config_file: str | None, environment: str | None) -> in
     become(
         ["up", "-A", session.target],
         [ChildSpec("web", web_argv), *workers],
-        environ=session.environ,
+        environ=_for_children(session, config),
         shutdown_s=session.setting(config, "shutdown_s"),
         announcement=None if LIFELINE in session.environ else Announcement(where, f"{text}\n"),
     )

@@ -207,6 +207,15 @@ def _columns(_context: click.Context, _option: click.Parameter, text: str | None
     return found
 
 
+def _context(_context: click.Context, _option: click.Parameter, text: str | None) -> Any:
+    if text is None:
+        return None
+    try:
+        return json.loads(text, object_pairs_hook=_each_once)
+    except (ValueError, RecursionError) as error:
+        raise click.BadParameter(f'no JSON ({error}); write an object such as {{"seller": 7}}') from None
+
+
 @click.command("submit", cls=Command)
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, readable=True, allow_dash=True, path_type=Path))
 @click.option("--worker", required=True, help="The worker that performs the rows.")
@@ -231,6 +240,7 @@ def _columns(_context: click.Context, _option: click.Parameter, text: str | None
 @click.option("--session", "line", help="Tasks of one session run one after the other.")
 @click.option("--key", help="Field whose equal values run one after the other, across all Tasks of the worker.")
 @click.option("--chunk-size", help="Rows of one job, or auto: 1 up to 10,000 rows, then about 10,000 jobs.")
+@click.option("--context", callback=_context, metavar="JSON", help='Constants for all rows: {"seller": 7}. No secrets.')
 @click.option(
     "--on-complete", help='A worker to call when the last row has ended: NAME or {"worker": NAME, "args": [...]}.'
 )
@@ -303,6 +313,7 @@ def _print_dry_run(session: Session, found: DryRun, locale: str, item: str = "ro
 )
 @click.option("--format", "form", default="csv", show_default=True, help="csv, csv.gz, ndjson, xlsx or parquet.")
 @click.option("--title", help="Display name.")
+@click.option("--context", callback=_context, metavar="JSON", help='Constants for all shards: {"seller": 7}. No secrets.')
 @click.option("--idempotency-key", help="Repeated submissions of the same key, shards and format are one Task.")
 @click.option("--dry-run", is_flag=True, help="Only check shards, format and options; nothing is written.")
 @click.option("--watch", "look_on", is_flag=True, help="Show it until it is done, with a bar for the shards.")
@@ -317,7 +328,7 @@ def export(
     look_on: bool,
     timeout: float | None,
     dry_run: bool,
-    **options: str | None,
+    **options: Any,
 ) -> int:
     """Export rows to one file, shard by shard.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
@@ -35,7 +36,7 @@ from asynctask.core.states import PROBLEM, State, Status
 from asynctask.errors import InputError, UnknownWorker
 from asynctask.logs import escaped
 from asynctask.operations import ACTIONS, Action, ToldEvent
-from asynctask.task import VERBS, Verb, place_in_list
+from asynctask.task import VERBS, Verb, event_cursor
 
 if TYPE_CHECKING:
     from asynctask.task import TaskHandle
@@ -126,9 +127,9 @@ def show(session: Session, task_id: int, failed: bool, limit: int, after: str | 
     events = handle.events(_FAILED, after, limit) if failed else []
     if session.out.json:
         failures = {"error_groups": handle.error_groups(), "events": events} if failed else {}
-        session.out.document({**progress, **failures, "refusal": handle.refusal_object()})
+        session.out.document({**progress, **failures, "refusal": handle.refusal_object(), "context": handle.context})
         return OK
-    _print_task(session, progress)
+    _print_task(session, progress, handle.context)
     print_refusal(session, handle)
     if reason := why_still(session.app(), task_id):
         session.out.line(clean(reason), style="yellow")
@@ -137,7 +138,7 @@ def show(session: Session, task_id: int, failed: bool, limit: int, after: str | 
     return OK
 
 
-def _print_task(session: Session, progress: Mapping[str, Any]) -> None:
+def _print_task(session: Session, progress: Mapping[str, Any], context: Mapping[str, Any]) -> None:
     out, control, split = session.out, progress["control"], progress["split"]
     out.line(headline(progress), style="bold")
     out.line(f"{pace(progress)}: {summary(progress).plain}")
@@ -151,6 +152,7 @@ def _print_task(session: Session, progress: Mapping[str, Any]) -> None:
             "in flight": control["in_flight"],
             "priority": control["priority"],
             "tolerated failures": control["tolerated_failures"],
+            "context": json.dumps(context, ensure_ascii=False) if context else None,
             "generation": progress["generation"],
             "created": progress["created_at"],
             "starts at": control["start_at"],
@@ -198,7 +200,7 @@ def _print_failures(session: Session, progress: Mapping[str, Any], events: list[
         out.line(f"{count(rejected, 'row')} more never became jobs (rejected): asynctask report {progress['task_id']}")
     if len(events) == limit:
         task_id = progress["task_id"]
-        out.line(f"The next: {next_page(place_in_list(events[-1]))}")
+        out.line(f"The next: {next_page(event_cursor(events[-1]))}")
         out.line(f"All of them: asynctask report {task_id} -o failed.xlsx")
 
 

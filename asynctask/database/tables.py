@@ -76,6 +76,7 @@ tasks: Final = Table(
     Column("tolerated_failures", String(16)),
     _count("chunk_size", 1),
     Column("options", Json),  # retry, timeout, ... as submitted, JSON
+    Column("context", Json),  # constants for all its jobs, as submitted; NULL: none
     _count("next_seq"),  # the pointer: rows with a smaller seq have been lent once
     # The last round of a Task with an interval: when it began, and its jobs (JSON: from, to: seq; again: ids).
     Column("round_at", BigInteger),

@@ -336,6 +336,7 @@ class CeleryEngine(Engine):
         return OperationalError, OSError
 
     def put(self, jobs: Sequence[PushedJob]) -> None:
+        self._refuse_eager()
         self._line.use(lambda line: self._put_all(line, jobs))
 
     def _put_all(self, line: _Line, jobs: Sequence[PushedJob]) -> None:
@@ -373,7 +374,16 @@ class CeleryEngine(Engine):
             retry=False,
         )
 
+    def _refuse_eager(self) -> None:
+        """Raises BrokerUnavailable in Celery's eager mode, in which it would call what is pushed here, unrecorded."""
+        if self._celery.conf.task_always_eager:
+            raise BrokerUnavailable(
+                "Celery is in eager mode (task_always_eager) and has no queues: in a test, asynctask.testing.drain(app)"
+                " performs what waits"
+            )
+
     def count(self, queues: Sequence[str]) -> Sequence[int]:
+        self._refuse_eager()
         return self._line.use(lambda line: [line.count(queue) for queue in queues])
 
     def may_hold(self, queue: str, worker: str) -> bool:

@@ -36,7 +36,7 @@ from asynctask.clock import Clock
 from asynctask.core.transitions import Begin
 from asynctask.errors import JobTimeout, Unavailable
 from asynctask.integrations.base import AWAY_S, LONG_S, PUT_OFF_S, EngineProcess, HeldAcks, RecordingGone, recording_chain
-from asynctask.job import CurrentJob
+from asynctask.job import CurrentJob, JobTask
 from asynctask.ledger.events import Failure, Note
 from asynctask.ledger.recorder import Kind
 from asynctask.ledger.standalone import Arrival
@@ -279,7 +279,9 @@ class ChildPerformer:
         """The ticket of a job that is performed now, if that is its verdict."""
         said = self._wait(self._tell("begin", arrival=arrival, redelivered=redelivered))
         self._slot, self._job = said["slot"], said["job"]
-        return Ticket.made(Begin(said["verdict"]), arrival.job_id, **said["ticket"])
+        its = said["ticket"]
+        task = None if its["task"] is None else JobTask(**its["task"])
+        return Ticket.made(Begin(said["verdict"]), arrival.job_id, **{**its, "task": task})
 
     def give_up(self, arrival: Arrival, why: str, *, delay_s: float | None = None) -> None:
         """Records that its engine gives up a job that has not begun. ``delay_s``: it gives it another try."""
@@ -631,7 +633,9 @@ def _told(ticket: Ticket) -> dict[str, Any]:
     """What a child knows of its ticket."""
     names = ("event_id", "task_id", "attempt", "retries", "elsewhere")
     values = {name: getattr(ticket, name) for name in names}
-    return {**values, "callback_of": ticket.record.callback_of, "checkpoint": ticket.saved.checkpoint}
+    record = ticket.record
+    values |= {"row": record.first_row, "task": record.task, "callback_of": record.callback_of}
+    return {**values, "checkpoint": ticket.saved.checkpoint}
 
 
 def _report_of(attempt: Attempt) -> dict[str, Any]:

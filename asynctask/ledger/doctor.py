@@ -205,11 +205,12 @@ def _callbacks(connection: Connection, task: dict[str, Any], truth: Delta) -> li
     closed = task["closed_at"] is not None and task["state"] != State.REJECTED
     due = due_callbacks(task["state"], truth) if closed else ()
     said = {each["name"] for each in loads(task["callbacks"]) or ()}
-    wanted = said & set(due)
+    wanted = {name for name in said if name.partition(":")[0] in due}
     if MERGE in said and closed:  # the others are queued after it, by its outcome
         followed = task["finished_at"] is not None or len(queued) > 1
-        follow = {"on_complete", *({"on_success", "on_failure"} & set(queued))}  # a failed merge may succeed later
-        wanted = {MERGE, *(said & follow)} if followed else {MERGE}
+        kinds = {name.partition(":")[0] for name in queued}
+        follow = {"on_complete", *({"on_success", "on_failure"} & kinds)}  # a failed merge may succeed later
+        wanted = {MERGE, *(name for name in said if name.partition(":")[0] in follow)} if followed else {MERGE}
     wrong = [f"{name} was not queued" for name in sorted(wanted - set(queued))]
     wrong += [f"{name} was queued and does not follow" for name in sorted(set(queued) - wanted)]
     wrong += [f"the Event of {name} is gone" for name, status in sorted(queued.items()) if status is None]

@@ -22,6 +22,7 @@ from asynctask.database.notify import notify
 from asynctask.database.retrying import TransactionConflict
 from asynctask.database.tables import events, item_errors, key_positions, loans, task_errors, task_tallies, tasks
 from asynctask.iterable import ItemFailure, unpack
+from asynctask.job import JobTask
 from asynctask.ledger.base import Ledger, chunks, dumps, loads, lock_duty, stamp
 from asynctask.messages import MAX_ERROR, append, template_of
 
@@ -39,7 +40,7 @@ RESUMABLE: Final = "stopped"
 """``problem`` of a stopped Event, by which an index finds the Events that may be started again."""
 
 
-_e, _t, _l = events.c, tasks.c, loans.c
+_e, _t, _l, _of = events.c, tasks.c, loans.c, tasks.alias("of_job")
 
 IN_LOAN: Final = (_l.task_id == _e.task_id, _l.low <= _e.seq, _l.high > _e.seq)
 """Whether an Event lies in a loan."""
@@ -102,7 +103,8 @@ class EventRecord:
     ``round_at``: when the jobs of the last round of a Task with an interval may start (microseconds). ``callback_of``: the
     Task whose callback it is. ``line``: of an Event with a key, see :mod:`asynctask.ledger.sessions`. ``knobs``: its Task's
     priority, ``parallel`` and interval. ``created_at``: when it was created, or sent again after its end (microseconds).
-    ``is_resent``: a job of a Task that has sent itself again, see :func:`asynctask.arrivals.send_itself`.
+    ``is_resent``: a job of a Task that has sent itself again, see :func:`asynctask.arrivals.send_itself`. ``task``: its
+    Task, or that whose callback it is; only of a job that is about to begin.
     """
 
     id: int
@@ -124,6 +126,7 @@ class EventRecord:
     knobs: tuple[float | None, ...] = ()
     created_at: int = 0
     is_resent: bool = False
+    task: JobTask | None = None
 
     @property
     def is_lone(self) -> bool:
@@ -228,7 +231,7 @@ def _record(found: Any) -> EventRecord:
     (
         id_, job_id, task_id, seq, status, attempt, due_at, retries, deaths, watched, items, n_finish, n_failed, n_error,
         n_cancelled, process, messages, first_row, started_at, worker_name, queue, state, next_seq, slots, parallel,
-        round_at, priority, interval_s, callback_of, line, stopping, marks, last_row, created_at, has_queue,
+        round_at, priority, interval_s, callback_of, line, stopping, marks, last_row, created_at, has_queue, *its,
     ) = found  # fmt: skip
     reserved = task_id is None or (seq is not None and next_seq is not None and seq < next_seq)
     row = Row(
@@ -238,7 +241,7 @@ def _record(found: Any) -> EventRecord:
     return EventRecord(
         id_, job_id, task_id, seq, row, messages, first_row, started_at, worker_name, queue, state, slots or 1,
         round_at, callback_of, line, last_row, (priority, parallel, interval_s), created_at,
-        task_id is not None and bool(has_queue),
+        task_id is not None and bool(has_queue), JobTask(*its) if its and its[0] is not None else None,
     )  # fmt: skip
 
 
@@ -251,12 +254,14 @@ def read_events(connection: Connection, condition: Any, *, lock: bool = False) -
 
 
 def read_jobs(connection: Connection, job_ids: Sequence[str]) -> dict[str, EventRecord]:
-    """The Events of these jobs, by job id."""
+    """The Events of these jobs with their Tasks, by job id."""
     found = _OF_JOBS.fetch(connection, job_ids) if job_ids else ()
     return {record.job_id: record for record in map(_record, found)}
 
 
-_OF_JOBS: Final = batches.ByValues(_e.job_id, _READ.where)
+_WITH_TASK = _READ.add_columns(_of.c.id, _of.c.title, _of.c.owner, _of.c.worker_name, _of.c.context)
+_JOINED = _WITH_TASK.outerjoin(_of, _of.c.id == sa.func.coalesce(_e.task_id, _e.callback_of))
+_OF_JOBS: Final = batches.ByValues(_e.job_id, _JOINED.where)
 
 
 class Saved(NamedTuple):

@@ -39,6 +39,7 @@ from asynctask.database.notify import notify
 from asynctask.database.retrying import TransactionConflict, repeatable
 from asynctask.database.tables import events, loans, places, queues, tasks
 from asynctask.errors import LedgerUnavailable
+from asynctask.job import JobTask
 from asynctask.ledger import hints, sessions
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, chunks, dumps, each_free, loads, lock_now
@@ -73,6 +74,7 @@ class Offer:
     queue: str
     priority: int
     worker_name: str
+    title: str
     owner: str
     limit: int | None
     has_rounds: bool
@@ -98,8 +100,8 @@ _IS_PLAIN: Final = (
 )
 _RUNS: Final = ~sa.exists().where(_q.name == sa.bindparam("of"), _q.paused > 0)
 _OFFERED: Final = (
-    _t.id, _t.queue, _t.priority, _t.worker_name, _t.owner, _LIMIT, _HAS_ROUNDS, _t.created_jobs - _t.next_seq, _IS_PLAIN,
-    _t.key_field.is_not(None), _t.options, _t.slots,
+    _t.id, _t.queue, _t.priority, _t.worker_name, _t.title, _t.owner, _LIMIT, _HAS_ROUNDS, _t.created_jobs - _t.next_seq,
+    _IS_PLAIN, _t.key_field.is_not(None), _t.options, _t.slots,
 )  # fmt: skip
 
 
@@ -197,7 +199,7 @@ def _page(
 class Job:
     """A job as the ledger lends it. ``params`` and ``options``: JSON text; ``row``: its row in the list; ``items``: number
     of items, 0 for an untracked job; ``slots``: number of counter slots of its Task; ``seq``: its number in the Task;
-    ``line``: the line of its key; ``started_at``: when it first began (microseconds), for claimed jobs."""
+    ``line``: the line of its key; ``started_at``: when it first began (microseconds), if claimed; ``task``: if lent."""
 
     event_id: int
     job_id: str
@@ -216,6 +218,7 @@ class Job:
     seq: int | None = None
     line: int | None = None
     started_at: int | None = None
+    task: JobTask | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,19 +289,21 @@ _PLAIN: Final = (
     " AND next_seq + :count < created_jobs FOR UPDATE SKIP LOCKED"
 )
 _AT_POINTER_POSTGRESQL: Final = sa.text(
-    f"WITH t AS MATERIALIZED (SELECT id, next_seq AS low, next_seq + :count AS high FROM tasks WHERE {_PLAIN}),"  # noqa: S608
+    "WITH t AS MATERIALIZED"  # noqa: S608
+    f" (SELECT id, next_seq AS low, next_seq + :count AS high, context FROM tasks WHERE {_PLAIN}),"
     " u AS (UPDATE tasks SET next_seq = t.high, started_at = coalesce(tasks.started_at, :now) FROM t WHERE tasks.id = t.id)"
-    " INSERT INTO loans (task_id, low, high, process, at) SELECT id, low, high, :me, :now FROM t RETURNING id, low, high"
+    " INSERT INTO loans (task_id, low, high, process, at) SELECT id, low, high, :me, :now FROM t"
+    " RETURNING id, low, high, (SELECT context FROM t)"
 )
 # One packet: with a round trip for each step under the lock, a hundred processes would wait for the network.
 _AT_POINTER_MARIADB: Final = sa.text(
-    "BEGIN NOT ATOMIC DECLARE l BIGINT; DECLARE k BIGINT;"  # noqa: S608
+    "BEGIN NOT ATOMIC DECLARE l BIGINT; DECLARE k BIGINT; DECLARE c LONGTEXT;"  # noqa: S608
     " DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;"
-    f" START TRANSACTION; SELECT next_seq INTO l FROM tasks WHERE {_PLAIN};"
-    " IF l IS NULL THEN ROLLBACK; SELECT 0, 0, 0 FROM DUAL WHERE FALSE; ELSE"
+    f" START TRANSACTION; SELECT next_seq, context INTO l, c FROM tasks WHERE {_PLAIN};"
+    " IF l IS NULL THEN ROLLBACK; SELECT 0, 0, 0, NULL FROM DUAL WHERE FALSE; ELSE"
     " UPDATE tasks SET next_seq = l + :count, started_at = COALESCE(started_at, :now) WHERE id = :task_id;"
     " INSERT INTO loans (task_id, low, high, process, at) VALUES (:task_id, l, l + :count, :me, :now);"
-    " SET k = LAST_INSERT_ID(); COMMIT; SELECT k, l, l + :count; END IF; END"
+    " SET k = LAST_INSERT_ID(); COMMIT; SELECT k, l, l + :count, c; END IF; END"
 )
 
 
@@ -319,10 +324,10 @@ def borrow(ledger: Ledger, offer: Offer, wanted: int, *, workers: Collection[str
         and not ledger.database.is_sqlite
         and (not offer.has_keys or sessions.goes(ledger, offer.task_id, offer.worker_name))
     ):
-        found = _borrow_at_pointer(ledger, offer.task_id, wanted)
+        found, context = _borrow_at_pointer(ledger, offer.task_id, wanted)
         if offer.has_keys:
             _have_wait(ledger, found)
-        lent = [_read_range(ledger, offer, loan) for loan in found]
+        lent = [_read_range(ledger, offer, loan, context) for loan in found]
         count = sum(len(jobs) for _, jobs in lent)
         if not offer.has_keys or not lent or count * 2 > wanted:
             return Borrowed(lent)
@@ -336,18 +341,19 @@ def borrow(ledger: Ledger, offer: Offer, wanted: int, *, workers: Collection[str
     hints.settle_free(ledger, sessions.free(ledger, done.blocked))
     if done.is_idle:
         sessions.step_aside(ledger, offer.task_id)
-    done.result.loans = lent + [_read_range(ledger, offer, loan) for loan in done.loans]
+    done.result.loans = lent + [_read_range(ledger, offer, loan, done.task["context"]) for loan in done.loans]
     done.result.claimed = read_jobs(ledger, done.claimed) if done.claimed else []
     return done.result
 
 
-def _borrow_at_pointer(ledger: Ledger, task_id: int, count: int) -> list[Loan]:
-    """Borrows in one round trip. A retry after a lost answer borrows another range; the next check gives back the first
-    one, which this process does not know."""
+def _borrow_at_pointer(ledger: Ledger, task_id: int, count: int) -> tuple[list[Loan], str | None]:
+    """Borrows in one round trip; also returns the context of the Task. A retry after a lost answer borrows another range;
+    the next check gives back the first one, which this process does not know."""
     statement = _AT_POINTER_POSTGRESQL if ledger.database.dialect == "postgresql" else _AT_POINTER_MARIADB
     given = {"task_id": task_id, "count": count, "me": ledger.identity, "now": ledger.now()}
     with ledger.database.write_alone() as connection:
-        return [Loan(int(i), task_id, int(low), int(high)) for i, low, high in connection.execute(statement, given)]
+        found: Sequence[Any] = connection.execute(statement, given).all()
+    return [Loan(int(i), task_id, int(low), int(high)) for i, low, high, _ in found], found[0][3] if found else None
 
 
 def _have_wait(ledger: Ledger, lent: Sequence[Loan]) -> None:
@@ -593,41 +599,41 @@ def is_small(offer: Offer) -> bool:
 def borrow_small(ledger: Ledger, offers: Sequence[Offer]) -> dict[int, Borrowed]:
     """Borrows all jobs of these small Tasks; returns what was borrowed, by Task id. Leaves out Tasks that have changed
     since their offer, which :func:`borrow` handles. Raises LedgerUnavailable."""
-    lent = _borrow_small(ledger, [offer.task_id for offer in offers])
+    lent, contexts = _borrow_small(ledger, [offer.task_id for offer in offers])
     if not lent:
         return {}
     jobs: dict[int, list[Job]] = {loan.id: [] for loan in lent}
-    by_id = {offer.task_id: offer for offer in offers}
+    by_id = {each.task_id: each for each in offers}
+    of = {i: JobTask(i, each.title, each.owner, each.worker_name, contexts.get(i)) for i, each in by_id.items()}
     with ledger.database.read() as connection:
         for loan_id, task_id, *row in _OF_LOANS.fetch(connection, sorted(jobs)):
-            jobs[loan_id].append(_job(by_id[task_id], row))
+            jobs[loan_id].append(_job(by_id[task_id], of[task_id], row))
     return {loan.task_id: Borrowed([(loan, sorted(jobs[loan.id], key=lambda job: job.event_id))]) for loan in lent}
 
 
 @repeatable
-def _borrow_small(ledger: Ledger, task_ids: Sequence[int]) -> list[Loan]:
+def _borrow_small(ledger: Ledger, task_ids: Sequence[int]) -> tuple[list[Loan], dict[int, str | None]]:
     now = ledger.now()
     with ledger.database.write() as connection:
         free: Sequence[Any] = _SMALL.execute(connection, sorted(task_ids)).all()
-        found = {int(i): (int(low), int(high)) for i, low, high in free}
+        found = {int(i): (int(low), int(high)) for i, low, high, _ in free}
         if found:  # after the lock, as in a borrow that reaches the end of the list
             for task_id in _WITH_FREE.execute(connection, list(found)).scalars().all():
                 del found[int(task_id)]
         if not found:
-            return []
-        rows = [
-            {"task_id": i, "low": low, "high": high, "process": ledger.identity, "at": now}
-            for i, (low, high) in found.items()
-        ]
+            return [], {}
+        own = {"process": ledger.identity, "at": now}
+        rows = [{"task_id": i, "low": low, "high": high, **own} for i, (low, high) in found.items()]
         connection.execute(loans.insert(), rows)
         made: Sequence[Any] = _MADE.execute(connection, list(found), me=ledger.identity).all()
         hints.all_lent(connection, list(found), now)
-    return [Loan(int(i), int(of), int(low), int(high)) for i, of, low, high in made if found[of] == (low, high)]
+    lent = [Loan(int(i), int(of), int(low), int(high)) for i, of, low, high in made if found[of] == (low, high)]
+    return lent, {int(i): context for i, *_, context in free}
 
 
 _SMALL: Final = batches.ByValues(
     _t.id,
-    lambda its: sa.select(_t.id, _t.next_seq, _t.created_jobs)
+    lambda its: sa.select(_t.id, _t.next_seq, _t.created_jobs, _t.context)
     .where(
         its, MAY, _t.session_key.is_(None), _t.parallel.is_(None), sa.not_(_HAS_ROUNDS), _t.tolerated_failures.is_(None),
         _t.due_next.is_(None), _t.round_at.is_(None), _t.next_seq < _t.created_jobs,
@@ -650,20 +656,21 @@ _OF_LOANS: Final = batches.ByValues(
 )
 
 
-def _read_range(ledger: Ledger, offer: Offer, loan: Loan) -> tuple[Loan, list[Job]]:
-    """The jobs of a loan, read after its commit: from then on no other process writes them."""
+def _read_range(ledger: Ledger, offer: Offer, loan: Loan, context: str | None) -> tuple[Loan, list[Job]]:
+    """The jobs of a loan, read after its commit: from then on no other process writes them. ``context``: of the Task."""
+    task = JobTask(offer.task_id, offer.title, offer.owner, offer.worker_name, context)
     with ledger.database.read() as connection:
         found = batches.fetch_small(connection, _RANGE, {"of": loan.task_id, "low": loan.low, "high": loan.high})
     # The ids of a Task's Events ascend with ``seq``.
-    return loan, sorted((_job(offer, row) for row in found), key=lambda job: job.event_id)
+    return loan, sorted((_job(offer, task, row) for row in found), key=lambda job: job.event_id)
 
 
-def _job(offer: Offer, row: Sequence[Any]) -> Job:
+def _job(offer: Offer, task: JobTask, row: Sequence[Any]) -> Job:
     """The job in a row of the columns :data:`_LENT`."""
     i, job_id, attempt, retries, worker, queue, params, options, created_at, first_row, items, seq, line = row
     return Job(
         i, job_id, offer.task_id, attempt, retries, worker or offer.worker_name, queue or offer.queue, offer.priority,
-        params, offer.options if options is None else options, created_at, first_row, items, offer.slots, seq, line,
+        params, options or offer.options, created_at, first_row, items, offer.slots, seq, line, task=task,
     )  # fmt: skip
 
 
@@ -690,8 +697,6 @@ _CLAIMABLE: Final = (
     _e.id, _e.task_id, _e.attempt, _e.due_at, _e.retries, _e["items"], _e.n_finish, _e.n_failed, _e.n_error, _e.n_cancelled,
     sa.func.coalesce(_t.slots, 1),
 )  # fmt: skip
-
-
 _WAITS: Final = (_e.status == str(Status.ENQUEUE)) & _e.process.is_(None)
 _TO_CLAIM: Final = batches.ByValues(
     _e.id, lambda its: sa.select(_e.id).where(its, _WAITS).order_by(_e.id), skip_locked=True
@@ -830,7 +835,6 @@ def first_due(connection: Connection, names: Collection[str]) -> int | None:
 
 # -- the end of a loan
 
-
 _END: Final = batches.ByValues(_l.id, lambda its: loans.delete().where(its, _l.process == sa.bindparam("me")))
 
 
@@ -947,11 +951,7 @@ class HeldTask:
 
 
 _HELD_LOANS: Final = sa.select(_l.id, _l.task_id, _l.low, _l.high, _l.asked).where(_l.process == sa.bindparam("me"))
-
-
 _HELD_CLAIMS: Final = sa.select(_e.id, _e.attempt, _e.status, _e.stopping).where(_e.process == sa.bindparam("me"), IS_OPEN)
-
-
 _HELD_TASKS: Final = batches.ByValues(
     _t.id,
     sa.select(
@@ -1165,13 +1165,7 @@ def _change(ledger: Ledger, make: Callable[[Connection], Sequence[Change]]) -> l
 
 
 _WATCHED: Final = sa.select(
-    _t.id,
-    _t.interval_s,
-    _t.session_holder,
-    _t.tolerated_failures,
-    _t.generation_sealed,
-    _t.next_seq,
-    _t.created_jobs,
+    _t.id, _t.interval_s, _t.session_holder, _t.tolerated_failures, _t.generation_sealed, _t.next_seq, _t.created_jobs
 ).where(_t.id.in_(sa.bindparam("ids", expanding=True)))
 
 

@@ -59,12 +59,17 @@ class SplitLost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class NewCallback:
-    """A callback of a submission: its name (``on_complete``, ...), a worker and its queue, and JSON-ready arguments."""
+    """A callback of a submission: its name, a worker and its queue, and JSON-ready arguments. The name is that of its kind
+    (``on_complete``, ...), for a second one with a number (``on_complete:2``)."""
 
     name: str
     worker: str
     queue: str
     args: Sequence[Any] = ()
+
+    @property
+    def kind(self) -> str:
+        return self.name.partition(":")[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +87,7 @@ class Throttle:
 class NewTask:
     """A Task to create. ``chunk_size``: items of a job, see :mod:`asynctask.iterable`. ``who``: the requester, for the log.
 
-    ``source`` (JSON-ready): where a split is resumed from; None if it cannot be resumed."""
+    ``source`` (JSON-ready): where a split is resumed from; None if it cannot be resumed. ``context``: as JSON text."""
 
     worker_name: str
     queue: str
@@ -101,6 +106,7 @@ class NewTask:
     callbacks: Sequence[NewCallback] = ()
     key_field: str | None = None
     chunk_size: int = 1
+    context: str | None = None
     who: str = ""
 
 
@@ -209,7 +215,7 @@ def _insert(ledger: Ledger, firsts: Sequence[First], lease_s: float) -> list[Mad
 
 _AS_GIVEN: Final = (
     "worker_name", "queue", "priority", "owner", "planned", "origin", "resubmit_of", "idempotency_key", "body_digest",
-    "session", "key_field", "chunk_size",
+    "session", "key_field", "chunk_size", "context",
 )  # fmt: skip
 
 
@@ -959,7 +965,7 @@ def _due_callbacks(connection: Connection, task: dict[str, Any], *, merge_failed
     if merge_failed is None and (merge := [each for each in known if each.name == MERGE]):
         return merge
     due = due_callbacks(task["state"], total_counts(connection, task["id"]))
-    return [each for each in known if each.name in (("on_complete", "on_failure") if merge_failed else due)]
+    return [each for each in known if each.kind in (("on_complete", "on_failure") if merge_failed else due)]
 
 
 def change_state_unless_cancelled(

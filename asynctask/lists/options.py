@@ -26,8 +26,9 @@ from asynctask.clock import from_datetime, read_rfc3339
 from asynctask.core.transitions import MAX_INTERVAL_S, Tolerance
 from asynctask.errors import InputError, Problem
 from asynctask.iterable import AUTO, MAX_CHUNK
+from asynctask.job import MAX_CONTEXT, context_text
 from asynctask.lists.problems import fault, from_pydantic
-from asynctask.worker import MAX_PRIORITY, as_callback
+from asynctask.worker import MAX_PRIORITY, MOST_CALLBACKS, as_callbacks
 
 NUL_FREE: Final = r"^[^\x00]*$"
 NOT_BLANK: Final = r"^[^\x00]*[^\x00\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000][^\x00]*$"
@@ -56,6 +57,11 @@ TOLERATED: Final = (
     " (`5%`), or of one status (`failed:10`, `error:5%`); null for no limit."
 )
 
+
+CONTEXT: Final = (
+    f"Constants for all jobs and callbacks of the Task: an object of at most {MAX_CONTEXT:,} bytes as JSON. Plain text: no"
+    " place for secrets."
+)
 
 START: Final = "Nothing begins before this time; null: at once."
 RESUBMIT: Final = (
@@ -165,14 +171,33 @@ _CALLED: Final[dict[str, Any]] = {
     "required": ["worker"],
     "additionalProperties": False,
 }
-_as_callback = PlainValidator(lambda said: None if said is None else as_callback(said))
-CallbackOption = Annotated[Any, _as_callback, WithJsonSchema({"anyOf": [NAME_SCHEMA, _CALLED, {"type": "null"}]})]
-"""A :class:`~asynctask.worker.Callback`."""
+_TOLD: Final[dict[str, Any]] = {
+    "type": "object",
+    "properties": {"url": {"type": "string", "maxLength": 2_000, "pattern": "^https?://"}},
+    "required": ["url"],
+    "additionalProperties": False,
+}
+_ONE: Final[list[dict[str, Any]]] = [NAME_SCHEMA, _CALLED, _TOLD]
+_SEVERAL: Final[dict[str, Any]] = {"type": "array", "items": {"anyOf": _ONE}, "maxItems": MOST_CALLBACKS}
+_as_callbacks = PlainValidator(lambda said: () if said is None else as_callbacks(said))
+CallbackOption = Annotated[Any, _as_callbacks, WithJsonSchema({"anyOf": [*_ONE, _SEVERAL, {"type": "null"}]})]
+"""A tuple of :class:`~asynctask.worker.Callback`."""
 
 CallbackText = Annotated[
-    Any, _as_callback, WithJsonSchema({"anyOf": [{**NAME_SCHEMA, "maxLength": 10_000}, {"type": "null"}]})
+    Any, _as_callbacks, WithJsonSchema({"anyOf": [{**NAME_SCHEMA, "maxLength": 10_000}, {"type": "null"}]})
 ]
 """The same in a query or a form: a name, or the object as JSON."""
+
+
+def _context(value: Any) -> str | None:
+    try:
+        return None if value is None else context_text(value)
+    except InputError as error:
+        raise ValueError(str(error).removeprefix("the context ")) from None
+
+
+ContextOption = Annotated[Any, PlainValidator(_context), WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "null"}]})]
+"""Validated to JSON text: the context is kept, compared and given to jobs as the text of one object."""
 
 Unique = Annotated[Annotated[tuple[NotBlank, ...], Field(max_length=20)] | None, BeforeValidator(_names)]
 
@@ -195,6 +220,7 @@ class CommonOptions(BaseModel):
     key: NotBlank | None = Field(None, description=KEY)
     chunk_size: ChunkSize | None = Field(None, description=CHUNK)
     resubmit_of: TaskId | None = Field(None, description=RESUBMIT)
+    context: ContextOption = Field(None, description=CONTEXT)
     dry_run: bool | None = Field(None, description="Only validate; nothing is written.")
     strict: bool | None = Field(None, description="One rejected row refuses the list as a whole.")
     unique: Annotated[Unique, listed_or_text("text", "list")] = Field(
@@ -202,10 +228,12 @@ class CommonOptions(BaseModel):
     )
 
     on_complete: CallbackOption = Field(
-        None, description='A worker to call when the last item has ended, or {"worker": name, "args": [...]}.'
+        (),
+        description='A worker to call when the last item has ended, {"worker": name, "args": [...]}, {"url": "https://..."},'
+        " or a list of these.",
     )
-    on_success: CallbackOption = Field(None, description="The same, if no item failed or was cancelled.")
-    on_failure: CallbackOption = Field(None, description="The same, if any item failed or was cancelled.")
+    on_success: CallbackOption = Field((), description="The same, if no item failed or was cancelled.")
+    on_failure: CallbackOption = Field((), description="The same, if any item failed or was cancelled.")
 
     def with_request(self, key: str | None, who: str) -> SubmitOptions:
         """These options, without what a body adds to them, and with the ``idempotency_key`` and the requester."""

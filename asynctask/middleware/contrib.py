@@ -1,4 +1,4 @@
-"""Ready middleware for the server side: a database session, a Flask application, log lines that name their job.
+"""Ready middleware for the server side: a database session, a Flask application, log lines of and about jobs.
 
 It imports neither SQLAlchemy nor Flask: the session or application is passed in.
 """
@@ -9,8 +9,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from structlog.contextvars import bound_contextvars
-
+from asynctask.clock import Clock
 from asynctask.job import CurrentJob
 from asynctask.logs import get_logger
 from asynctask.middleware.chain import Middleware
@@ -74,13 +73,25 @@ def flask_context(app: FlaskApp) -> Middleware:
     return middleware
 
 
-class LogContext:
-    """Binds ``job_id``, ``task_id``, ``worker`` and ``attempt`` to structlog's context variables around each job.
+def log_jobs(clock: Clock) -> Middleware:
+    """Logs the start and the end of each job, with its duration, at the level ``debug``. An application whose ``log_level``
+    is ``debug`` has it.
 
-    With ``structlog.contextvars.merge_contextvars`` every log line of the job has them, also in coroutines of ``async def``
-    workers; earlier bindings are restored afterwards.
+    Arguments: ``clock``, that of the application.
     """
+    log = get_logger("asynctask.jobs")
 
-    def __call__(self, worker: Worker, job: CurrentJob, queue: str, call_next: Callable[[], Any]) -> Any:
-        with bound_contextvars(job_id=job.job_id, task_id=job.task_id, worker=worker.name, attempt=job.attempt):
+    def middleware(worker: Worker, job: CurrentJob, queue: str, call_next: Callable[[], Any]) -> Any:
+        about = {"job_id": job.job_id, "task_id": job.task_id, "worker": worker.name, "attempt": job.attempt}
+        log.debug("job_began", queue=queue, **about)
+        began = clock.monotonic()
+        raised: str | None = None
+        try:
             return call_next()
+        except BaseException as error:
+            raised = type(error).__name__
+            raise
+        finally:
+            log.debug("job_ended", seconds=round(clock.monotonic() - began, 6), raised=raised, **about)
+
+    return middleware

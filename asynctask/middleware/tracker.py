@@ -27,7 +27,7 @@ from asynctask.database.notify import notify
 from asynctask.database.retrying import repeatable
 from asynctask.errors import AsyncTaskError, FinalError, JobInterrupted, JobTimeout, NotPerformed
 from asynctask.iterable import News, Slice
-from asynctask.job import CurrentJob, interrupted, refuse_work
+from asynctask.job import CurrentJob, JobTask, interrupted, refuse_work
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.events import (
     Change,
@@ -102,11 +102,13 @@ class Ticket:
         elsewhere: bool = False,
         callback_of: int | None = None,
         checkpoint: str | None = None,
+        row: int | None = None,
+        task: JobTask | None = None,
     ) -> Ticket:
         """A ticket made from these values alone, without a read of the Event."""
-        row = Row(Status.ENQUEUE, attempt, retries=retries, deaths=deaths, reserved=True)
+        its = Row(Status.ENQUEUE, attempt, retries=retries, deaths=deaths, reserved=True)
         record = EventRecord(
-            event_id, job_id, task_id, None, row, None, None, None, "", "", None, 1, callback_of=callback_of
+            event_id, job_id, task_id, None, its, None, row, None, "", "", None, 1, callback_of=callback_of, task=task
         )
         return cls(record, verdict, elsewhere, saved=Saved(checkpoint, None, None))
 
@@ -222,9 +224,10 @@ class Attempt:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def bind(self, job: CurrentJob) -> None:
-        """Attaches the job's context ``job``: the middleware finds the attempt in it, and the job's code its checkpoint."""
+        """Attaches ``job``: the middleware finds the attempt in it, and the job's code its Task and its checkpoint."""
         self.job = job
         job.local[ATTEMPT] = self
+        job.belong(self.ticket.record.task, self.ticket.record.first_row if self.ticket.items == 1 else None)
         job.resume(self.ticket.saved.checkpoint)
 
     @property
@@ -707,7 +710,7 @@ def _as_lent(job: Job) -> EventRecord:
     row = _FIRST if is_first else Row(Status.ENQUEUE, job.attempt, retries=job.retries, reserved=True, items=job.items)
     return EventRecord(
         job.event_id, job.job_id, job.task_id, job.seq, row, None, job.row, None, job.worker_name, job.queue, None,
-        job.slots, line=job.line,
+        job.slots, line=job.line, task=job.task,
     )  # fmt: skip
 
 
@@ -737,8 +740,6 @@ def _news_of(attempt: Attempt) -> News:
 
 
 _NO_NEWS: Final = News()
-
-
 INTERRUPTED: Final = "interrupted"
 
 

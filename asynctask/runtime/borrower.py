@@ -110,7 +110,7 @@ class Borrower:
         tries = 0
         while not self._ended.is_set():  # after the end, recovery finds the jobs that could not be given back
             try:
-                pause = self._step()
+                pause = self.step()
                 tries = 0
             except Unavailable as error:
                 tries += 1
@@ -127,7 +127,7 @@ class Borrower:
         if self._waker.wait(seconds) and self._waker.signalled and was_idle and not self._quiet.is_set():
             self._quiet.wait(self._ledger.ids.random() * RUSH_S)
 
-    def _step(self) -> float:
+    def step(self) -> float:
         """Checks the borrowed jobs, borrows what is wanted; returns the seconds until the next step. Raises Unavailable."""
         now, pool = self._ledger.clock.monotonic(), self._pool
         self._returns.send()

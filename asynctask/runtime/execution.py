@@ -641,11 +641,12 @@ class Performer:
         return None
 
     def _report(self, execution: Execution, error: BaseException, decision: Decision) -> None:
-        context = {"job_id": execution.job.job_id, "worker": execution.name, "follow": decision.follow.value}
+        job = execution.job
+        context = {"job_id": job.job_id, "worker": execution.name, "follow": decision.follow.value}
         said = f"{clean(type(error).__name__)}: {text_of(error)}"
         kind = execution.name, template_of(said)
         self._log.raised("job_raised", error, kind, is_retried=decision.follow is Follow.RETRY, error=said[:500], **context)
-        self._fire("error", error, context)
+        self._fire("error", error, {**context, "task_id": job.task_id, "attempt": job.attempt, "args": job.args})
 
     # -- threads that do not return
 

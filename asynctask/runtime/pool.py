@@ -773,7 +773,7 @@ class Pool:
         try:
             while (execution := take()) is not None:
                 self.low.taken(len(self.jobs))
-                self._run(execution)
+                self.run(execution)
                 if execution.abandoned:  # this thread returned after all, and another has replaced it
                     break
             ended = True
@@ -785,7 +785,8 @@ class Pool:
             if not ended and not self._quiet.is_set():
                 self._spawn(in_order=in_order)
 
-    def _run(self, execution: Execution) -> None:
+    def run(self, execution: Execution) -> None:
+        """Performs a job on this thread, if it may begin; else gives it back."""
         execution.thread = threading.current_thread()
         try:
             if self.gate.opens(execution):
@@ -801,8 +802,7 @@ class Pool:
             self._leave(execution)
 
     def _note_begun(self, execution: Execution) -> None:
-        """Reports a job to the supervisor that may hold the interpreter, when this process cannot report what it runs.
-        Short jobs do not, and would be too many reports."""
+        """Tells the supervisor of a job that may hold the interpreter, before it does; short ones do not, and are many."""
         if execution.is_borrowed and self.durations.of(execution.task_id, LONG_S) >= LONG_S:
             self._on_begun(execution.ticket.event_id)
 

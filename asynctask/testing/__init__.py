@@ -1,14 +1,29 @@
-"""Tools for tests of applications: :func:`wait_for`, and a private Redis."""
+"""Tools for tests of applications: one job alone, all jobs that are due, a running worker, and waiting for facts.
+
+:mod:`asynctask.testing.plugin` has fixtures for pytest, :mod:`asynctask.testing.servers` a private Redis.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from asynctask.clock import Clock, SystemClock
 
-__all__ = ["PATIENCE_S", "wait_for"]
+if TYPE_CHECKING:
+    from asynctask.testing.jobs import ItemResult, JobResult, Undrained, drain, inline, perform, running
+
+__all__ = ["PATIENCE_S", "ItemResult", "JobResult", "Undrained", "drain", "inline", "perform", "running", "wait_for"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # Imported on first access: pytest imports this package in every project of an environment, for its plugin.
+    from asynctask.testing import jobs
+
+    return getattr(jobs, name)
 
 
 # -- waiting for facts: a test never sleeps for a fixed time

@@ -232,6 +232,16 @@ def test_a_submission_that_waits_for_a_worker_or_a_person_says_so(desk: Desk) ->
     assert desk.json("show", 2)["control"]["start_at"] is None
 
 
+def test_a_context_is_given_as_json_and_shown(desk: Desk) -> None:
+    file = desk.table("products.csv", numbered(3))
+    submit = ("submit", file.name, "--worker", "gated", "--context")
+    desk.run(*submit, '{"seller": 7, "name": "é"}')
+    assert desk.json("show", 1)["context"] == {"seller": 7, "name": "é"}
+    assert '{"seller": 7, "name": "é"}' in desk.run("show", 1).stdout
+    assert "no JSON" in desk.run(*submit, "{seller: 7}", code=2).stderr
+    assert "must be a JSON object" in desk.run(*submit, "[7]", code=2).stderr
+
+
 def test_a_list_from_the_standard_input_with_owner_and_queue(desk: Desk) -> None:
     file = desk.table("products.csv", numbered(3))
     given = ("submit", "-", "--worker", "gated", "--owner", "ann", "--queue", "night")
@@ -477,3 +487,52 @@ def test_a_web_server_runs_without_standard_streams(desk: Desk) -> None:
     finally:
         process.terminate()
         assert process.wait(120) == 0
+
+
+# --- logs ---
+
+NOTES = """
+import logging
+
+from asynctask import AsyncTask
+
+app = AsyncTask({settings})
+logging.getLogger("shop").info("loaded")
+
+
+@app.worker(retry=0)
+def note(n: int) -> None:
+    logging.getLogger("shop").info("noted %s", n)
+"""
+
+
+@pytest.mark.parametrize(
+    ("settings", "flags"),
+    [("", ("--log-level", "debug", "--log-format", "json")), ("log_level='debug', log_format='json'", ())],
+)
+def test_a_worker_logs_what_its_jobs_log_with_their_ids(desk: Desk, settings: str, flags: tuple[str, ...]) -> None:
+    (desk.folder / "notes.py").write_text(NOTES.format(settings=settings))
+    desk.environ["ASYNCTASK_APP"] = "notes:app"
+    with desk.started("worker", "-p", 2, *flags):
+        job_id = desk.json("perform", "note", "--args", "[5]")["job_id"]
+        wait_for(lambda: "job_ended" in (desk.folder / "stderr.log").read_text(), "the job has ended")
+    lines = [json.loads(line) for line in (desk.folder / "stderr.log").read_text().splitlines()]
+    of_job = {line["event"]: line for line in lines if line.get("job_id") == job_id}
+    assert of_job["noted 5"].items() >= {"logger": "shop", "level": "info", "attempt": 1}.items()
+    assert of_job["job_began"].items() >= {"worker": "note", "queue": "default", "level": "debug"}.items()
+    assert of_job["job_ended"]["raised"] is None
+    assert of_job["job_ended"]["seconds"] >= 0
+
+
+def test_the_supervisor_logs_as_the_application_says(desk: Desk) -> None:
+    (desk.folder / "notes.py").write_text(NOTES.format(settings="log_format='console'"))
+    desk.environ["ASYNCTASK_APP"] = "notes:app"
+    with desk.started("up", "--port", "0") as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        wait_for(lambda: desk.registered("worker") == 1, "the worker has registered")
+        worker = next(each for each in desk.json("processes")["processes"] if each["kind"] == "worker")
+        os.kill(worker["pid"], signal.SIGKILL)
+        wait_for(lambda: "child_died" in (desk.folder / "stderr.log").read_text(), "the supervisor says so")
+    lines = (desk.folder / "stderr.log").read_text().splitlines()
+    assert [line for line in lines if line.startswith("{")] == []

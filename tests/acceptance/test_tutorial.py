@@ -80,11 +80,12 @@ def test_the_tests_of_workers_pass_on_the_shop_of_the_tutorial(tmp_path: Path, e
     for _, content in blocks(DOCS / "how-to/test-your-workers.md"):
         name = content.split()[1].rstrip(",")
         files[name] = files.get(name, "") + content
-    assert sorted(files) == ["conftest.py", "shop.py", "test_shop.py"]
+    assert sorted(files) == ["pytest.ini", "shop.py", "test_shop.py"]
     for name, content in files.items():
         (tmp_path / name).write_text(content)
     environ |= {"ASYNCTASK_DATABASE_URL": "postgresql://localhost:1/real", "ASYNCTASK_BROKER_URL": "redis://localhost:1/0"}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:schemathesis", "-p", "no:anyio"]
+    command += ["-p", "asynctask.testing.plugin"]  # as its installation does
     done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300, check=False)
     count = files["test_shop.py"].count("\ndef test_")
     assert (done.returncode, f"{count} passed" in done.stdout) == (0, True), done.stdout

@@ -102,8 +102,13 @@ def test_the_wheel_holds_migrations_examples_types_templates_and_nothing_of_the_
         "asynctask/_migrations/env.py",
         "asynctask/_examples/promotions.py",
         "asynctask/_examples/engines/celery_promotions.py",
+        "asynctask/_examples/shop/shop/templates/task.html",
     ):
         assert needed in names, f"{needed} is not in the wheel"
+    entries = (
+        zipfile.ZipFile(wheel).read(next(name for name in names if name.endswith(".dist-info/entry_points.txt"))).decode()
+    )
+    assert "[pytest11]\nasynctask.testing.plugin = asynctask.testing.plugin" in entries
     scripts = {f"asynctask/sidekiq/{path.name}" for path in (ROOT / "asynctask" / "sidekiq").glob("*.lua")}
     assert scripts
     assert scripts <= set(names)

@@ -275,10 +275,10 @@ def test_items_of_an_unknown_worker_do_not_keep_known_ones_behind_them(world: Wo
 def test_a_process_that_may_have_lost_an_answer_checks_soon_though_it_performs_nothing(world: World) -> None:
     """What it was lent had waited up to 10 s. Taken out: that it is unsure, in the pause of a step."""
     thread = world.app().launcher(concurrency=1).borrower
-    thread._step()
-    assert thread._step() == IDLE_S
+    thread.step()
+    assert thread.step() == IDLE_S
     thread._is_unsure = True
-    assert thread._step() <= lending.RECHECK_S
+    assert thread.step() <= lending.RECHECK_S
 
 
 def test_what_a_job_held_when_it_raised_is_freed_with_it(world: World) -> None:

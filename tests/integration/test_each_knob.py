@@ -606,7 +606,7 @@ NO_OPERATION: Final = {
         _prefixed("Operations.", "job, jobs, listed, monitored, processes, queues, search, wait_reasons")
         | _prefixed(
             "TaskHandle.",
-            "counts, error_groups, events, log, progress, refusal, refusal_object, rejects, report, state, wait",
+            "context, counts, error_groups, events, log, progress, refusal, refusal_object, rejects, report, state, wait",
         )
         | _prefixed(
             "asynctask ", "tasks, show, watch, jobs, job, workers, config, doctor, report, result, template, db check"

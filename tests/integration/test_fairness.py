@@ -33,7 +33,7 @@ def test_there_are_two_ways_to_be_fair(world: World) -> None:
 
 
 def source(task_id: int, owner: str = "") -> WorkSource:
-    offer = Offer(task_id, "default", 100, "note", owner, None, False, 30, True, False, None, 1)
+    offer = Offer(task_id, "default", 100, "note", "", owner, None, False, 30, True, False, None, 1)
     return WorkSource("default", 100, owner or task_id, task_id, lambda count: count, offer)
 
 

@@ -22,7 +22,7 @@ from asynctask.integrations.remote import JobRecord, Reporter
 from asynctask.iterable import ItemFailure
 from asynctask.ledger import processes
 from asynctask.ledger.events import Change, EventRecord, apply
-from asynctask.task import place_in_list
+from asynctask.task import event_cursor
 from asynctask.testing import wait_for
 
 pytestmark = pytest.mark.one_database(reason="what stands on the ledger is the same on each database")
@@ -257,7 +257,7 @@ def test_a_page_of_events_ends_within_a_slice_and_the_next_goes_on_there(world: 
     def pages(limit: int, **options: Any) -> list[list[Any]]:
         found = [task.events(limit=limit, **options)]
         while len(found[-1]) == limit:
-            found.append(task.events(limit=limit, after=place_in_list(found[-1][-1]), **options))
+            found.append(task.events(limit=limit, after=event_cursor(found[-1][-1]), **options))
         return [[each["row"] for each in page] for page in found]
 
     assert pages(7) == [[*range(1, 8)], [*range(8, 15)], [*range(15, 22)], [22, 23]]

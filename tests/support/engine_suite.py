@@ -49,6 +49,7 @@ def act(folder: Path, item: Mapping[str, Any], progress: Mapping[str, Any] | Non
     """Notes in the folder that the item ``n`` began, then does what it says. Returns ``n``, and the counts of ``progress``.
 
     ``do``: ``finish``, ``refuse``, ``raise``, ``die``, which ends its process, or ``wait``, until there is a file ``gate``;
+    ``know``, and return what the job knows of its list;
     ``walk``, so many ``steps``; ``exit`` with the ``code``; ``fork`` a process that ends as ``child`` says, and return
     its exit code; ``put_off`` the work by returning it ``as`` a generator, a map, or coroutines in a list. ``breaks``: at
     so many first attempts it raises.
@@ -75,6 +76,9 @@ def act(folder: Path, item: Mapping[str, Any], progress: Mapping[str, Any] | Non
         raise NormalException("no such seller")
     if item.get("do") == "raise" or job.attempt <= item.get("breaks", 0):
         raise ValueError("broken")
+    if item.get("do") == "know":
+        its = None if job.task is None else [job.task.id, job.task.title, job.task.owner, job.task.worker]
+        return {"owner": job.owner, "row": job.row, "context": job.context, "task": its}
     _note(folder, "did", item["n"], job.attempt)
     return {"n": item["n"]} if progress is None else {"n": item["n"], "counts": progress["counts"]}
 
@@ -570,6 +574,20 @@ class EngineConformance(ABC):
             assert (event["attempt"], event["task_id"], event["callback_of"]) == (2, None, task.id)
             assert (event["result"]["counts"]["finish"], event["result"]["counts"]["failed"]) == (1, 1)
             exact(engine.app, task, finish=1, failed=1)
+
+    def test_a_job_and_a_callback_know_the_owner_and_the_context_of_their_list(self) -> None:
+        with self.harness() as (engine, _):
+            engine.start()
+            context = {"seller": 7, "note": "é", "rates": [0.5]}
+            items = [{"n": 1, "do": "know"}, {"n": 2, "do": "know", "breaks": 1}]
+            last = {"worker": "act", "args": [{"n": 100, "do": "know"}]}
+            task = engine.app.submit("again", items, owner="ann", title="Spring", context=context, on_complete=last)
+            known = {"owner": "ann", "context": context, "task": [task.id, "Spring", "ann", "again"]}
+            assert [each["result"] for each in ended(task)] == [{**known, "row": 1}, {**known, "row": 2}]
+            assert engine.app.event(job_of(task, "on_complete"))["result"] == {**known, "row": None}
+            lone = ended_alone(engine.app, engine.send("act", {"n": 3, "do": "know"}))
+            assert lone["result"] == {"owner": "", "context": {}, "task": None, "row": None}
+            exact(engine.app, task, finish=2)
 
     def test_a_callback_of_a_killed_worker_runs_again(self) -> None:
         with self.harness() as (engine, folder):

@@ -13,6 +13,7 @@ from asynctask.errors import Problem
 from asynctask.job import CurrentJob as Job
 from asynctask.lists.dry_run import DryRun
 from asynctask.task import TaskHandle
+from asynctask.testing import JobResult, drain, perform
 
 app = AsyncTask(environ={}, database_url="sqlite:///typed.db")
 
@@ -131,10 +132,15 @@ assert_type(task.problems, tuple[Problem, ...])
 assert_type(task.state, str)
 assert_type(task.counts["finish"], int)
 
+assert_type(perform(called, {"sku": "A"}, owner="ann"), JobResult)
+assert_type(perform(importer, product).messages, tuple[str, ...])
+assert_type(drain(app, limit=100), dict[str, int])
+
 
 def audit(worker: Any, job: Job, queue: str, call_next: Any) -> Any:
     assert_type(job.args, tuple[Any, ...])
     assert_type(current_job().args, tuple[Any, ...])
+    assert_type(current_job().context, dict[str, Any])
     return call_next()
 
 

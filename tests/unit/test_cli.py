@@ -422,7 +422,7 @@ def test_a_bug_of_ours_does_not_look_like_rows_that_failed(
         raise RuntimeError("a bug")
 
     monkeypatch.setattr("asynctask.cli.root.run", broken)
-    monkeypatch.setattr("asynctask.logs.log_to_stderr", lambda: None)
+    monkeypatch.setattr("asynctask.logs.log_to_stderr", lambda *_: None)
     with pytest.raises(SystemExit) as ended:
         main(["tasks"])
     assert ended.value.code == 70

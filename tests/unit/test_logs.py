@@ -7,6 +7,8 @@ import json
 import logging
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -14,7 +16,8 @@ import structlog
 from structlog.testing import capture_logs
 from support.clocks import SettableClock
 
-from asynctask.logs import Logger, get_logger, log_to_stderr
+from asynctask.job import CurrentJob, reset_current_job, set_current_job
+from asynctask.logs import JobFilter, Logger, get_logger, log_application, log_to_stderr, style_in
 
 
 def test_a_line_that_cannot_be_written_does_not_stop_the_thread_that_says_it() -> None:
@@ -114,6 +117,88 @@ def test_what_is_logged_as_json_is_one_line_each(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
     log_to_stderr()
     say_hostile_lines()
-    lines = [line for line in stderr.getvalue().splitlines() if line.startswith("{")]
-    assert [json.loads(line)["event"] for line in lines] == ["login_failed", "theirs", "failed", "failed"]
-    assert "\\x1b[31m\\x9b2J\\x7f\\u202e" in json.loads(lines[0])["path"]
+    lines = [json.loads(line) for line in stderr.getvalue().splitlines()]
+    asked = next(line["event"] for line in lines if "asked for" in line["event"])
+    assert [line["event"] for line in lines] == ["login_failed", "theirs", asked, "failed", "failed", "failed"]
+    assert "\\x1b[31m\\x9b2J\\x7f\\u202e" in lines[0]["path"]
+    assert lines[2]["logger"] == "some.library"
+    assert lines[4]["exception"].startswith("Traceback")
+
+
+@contextmanager
+def unconfigured(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
+    """The stderr of a process in which nobody has configured logging; in the test itself, where pytest's handlers are."""
+    root, stderr = logging.getLogger(), io.StringIO()
+    level = root.level
+    structlog.reset_defaults()
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stderr", stderr)
+        patched.setattr(root, "handlers", [])
+        yield stderr
+    root.setLevel(level)
+    assert logging.lastResort is not None
+    logging.lastResort.setLevel(logging.WARNING)
+    structlog.reset_defaults()
+
+
+@contextmanager
+def in_job(job: CurrentJob) -> Iterator[None]:
+    token = set_current_job(job)
+    try:
+        yield
+    finally:
+        reset_current_job(token)
+
+
+def test_lines_that_a_job_logs_have_its_ids_whatever_logs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    with unconfigured(monkeypatch) as stderr:
+        log_to_stderr("info", "json")
+        logging.getLogger("shop").info("in a process that runs no jobs")
+        log_application("info")
+        with in_job(CurrentJob("abc", task_id=7, attempt=2, payload={"class": "enrol"})):
+            logging.getLogger("shop").info("asked for %s", "A-1")
+            structlog.get_logger().info("theirs", attempt="their own")
+            get_logger("asynctask.test").debug("ours")
+        logging.getLogger("shop").info("outside")
+    first, second, third = (json.loads(line) for line in stderr.getvalue().splitlines())
+    about = {"job_id": "abc", "task_id": 7, "worker": "enrol", "level": "info"}
+    assert first.items() >= {**about, "event": "asked for A-1", "logger": "shop", "attempt": 2}.items()
+    assert second.items() >= {**about, "event": "theirs", "attempt": "their own"}.items()
+    assert third["event"] == "outside"
+    assert not third.keys() & {"job_id", "task_id", "worker", "attempt"}
+
+
+def test_what_the_application_has_configured_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs, plain = io.StringIO(), io.StringIO()
+    handler = logging.StreamHandler(plain)
+    handler.addFilter(JobFilter())
+    with unconfigured(monkeypatch) as stderr:
+        log_to_stderr("info", "json")
+        structlog.configure(logger_factory=structlog.WriteLoggerFactory(file=theirs))
+        logging.basicConfig(
+            format="%(job_id)s %(task_id)s %(worker)s %(attempt)s %(message)s", handlers=[handler], level="WARNING"
+        )
+        log_to_stderr("debug", "json")
+        log_application("debug")
+        with in_job(CurrentJob("abc", attempt=3)):
+            logging.getLogger("shop").warning("late")
+            logging.getLogger("shop").info("not wanted")
+        logging.getLogger("shop").warning("outside")
+        get_logger("asynctask.test").info("begun")
+    assert plain.getvalue().splitlines() == ["abc - - 3 late", "- - - - outside"]
+    assert "begun" in theirs.getvalue()
+    assert stderr.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    ("environ", "style"),
+    [
+        ({}, ("info", "auto")),
+        ({"ASYNCTASK_LOG_LEVEL": "debug", "ASYNCTASK_LOG_FORMAT": "console"}, ("debug", "console")),
+        ({"ASYNCTASK_LOG_LEVEL": "loud", "ASYNCTASK_LOG_FORMAT": "\x1b"}, ("info", "auto")),
+    ],
+)
+def test_before_the_settings_are_read_the_environment_says_how_to_log(
+    environ: dict[str, str], style: tuple[str, str]
+) -> None:
+    assert style_in(environ) == style

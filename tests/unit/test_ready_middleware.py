@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,12 +9,11 @@ from typing import Any
 import flask
 import pytest
 import sqlalchemy as sa
-import structlog
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from asynctask.job import CurrentJob
 from asynctask.middleware.chain import Chain
-from asynctask.middleware.contrib import LogContext, flask_context, sqlalchemy_cleanup
+from asynctask.middleware.contrib import flask_context, sqlalchemy_cleanup
 from asynctask.worker import Worker
 
 
@@ -123,33 +121,3 @@ def test_the_context_is_left_when_the_job_raises() -> None:
     with pytest.raises(ValueError, match="a bug"):
         run(flask_context(flask.Flask("shop")), bug)
     assert not flask.has_app_context()
-
-
-@pytest.mark.parametrize("middleware", [LogContext, LogContext()], ids=["class", "instance"])
-def test_log_lines_of_a_job_name_it_and_those_after_it_do_not(middleware: Any) -> None:
-    structlog.contextvars.bind_contextvars(worker="outside")
-    try:
-        bound = run(middleware, structlog.contextvars.get_contextvars, task_id=7, attempt=2)
-        assert bound == {"job_id": "ab" * 12, "task_id": 7, "worker": "enrol", "attempt": 2}
-        assert structlog.contextvars.get_contextvars() == {"worker": "outside"}
-    finally:
-        structlog.contextvars.clear_contextvars()
-
-
-def test_each_thread_has_its_own_log_context() -> None:
-    seen: dict[str, Any] = {}
-    both_inside = threading.Barrier(2, timeout=120)
-
-    def one(name: str) -> None:
-        def job() -> None:
-            both_inside.wait()
-            seen[name] = structlog.contextvars.get_contextvars()["attempt"]
-
-        run(LogContext, job, attempt=int(name))
-
-    threads = [threading.Thread(target=one, args=(name,)) for name in ("1", "2")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    assert seen == {"1": 1, "2": 2}

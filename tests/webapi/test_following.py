@@ -253,6 +253,7 @@ def test_a_long_poll_on_the_loop_ends_after_its_time_as_a_plain_one(web: str) ->
     same.value.close()
     assert same.value.code == 304
     assert get(f"{task}?wait=0.3&version={known['version']}&include=errors")["errors"] == []
+    assert get(f"{task}?wait=0.3&version={known['version']}&include=context")["context"] == {}
 
 
 @contextmanager
@@ -375,7 +376,7 @@ def test_a_long_poll_of_what_others_were_just_told_reads_nothing(app: AsyncTask,
     wanted.clear()
     for query in (f"wait=60&version={version - 1}", f"version={version}", f"wait=60&version={version}&include=errors"):
         client.get(f"{url}?{query}", environ_base=offer)
-    assert [each.errors for each in wanted] == [True]
+    assert [each.is_own for each in wanted] == [True]
     assert looked == [task.id] * 3, "another client has another object, or wants more"
 
 

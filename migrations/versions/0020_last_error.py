@@ -1,7 +1,7 @@
 """An Event keeps the last error of its attempts, and the traceback of that error.
 
-Revision ID: 0019
-Revises: 0018
+Revision ID: 0020
+Revises: 0019
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects.mysql import LONGTEXT
 
-revision = "0019"
-down_revision = "0018"
+revision = "0020"
+down_revision = "0019"
 branch_labels = None
 depends_on = None
 
@@ -19,7 +19,7 @@ _COLUMNS = ("last_error", "traceback")
 
 
 def upgrade() -> None:
-    """Up. Processes of 0018 go on: the errors of their jobs are in the messages alone."""
+    """Up. Processes of 0019 go on: the errors of their jobs are in the messages alone."""
     for name in _missing():
         op.add_column("events", sa.Column(name, sa.Text().with_variant(LONGTEXT(), "mysql", "mariadb")))
 
