@@ -350,7 +350,8 @@ def _rows(connection: Connection, task_ids: Sequence[int], since: int) -> list[d
 
 
 def progress(connection: Connection, task_ids: Sequence[int], now: int) -> list[dict[str, Any]]:
-    """The progress objects of these Tasks, newest first, read by one statement; unknown ids are left out."""
+    """The progress objects of these Tasks, newest first, read by one statement, and one more for each Task with rows that
+    wait for a retry; unknown ids are left out."""
     found: dict[int, dict[str, Any]] = {}
     task_ids = [in_range(task_id) for task_id in task_ids]
     failures: dict[int, list[Any]] = {}

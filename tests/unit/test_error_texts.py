@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from pydantic import BaseModel, SecretStr
 
-from asynctask.job import awaited_in_this_process, in_this_process
+from asynctask import AsyncTask
+from asynctask.integrations.base import Performed
+from asynctask.job import CurrentJob, awaited_in_this_process, in_this_process
 from asynctask.ledger.events import Failure, group_of
+from asynctask.lists.items import ItemShape
 from asynctask.messages import MASK, MAX_TEMPLATE, MAX_TRACEBACK, SECRET, secrets_in, template_of, traceback_of
+from asynctask.middleware.tracker import NO_TICKET
 
 
 @pytest.mark.parametrize(
@@ -151,6 +157,28 @@ def test_secrets_of_the_item_are_masked() -> None:
     assert secrets_in(args) == {"hunter2"}, "shorter texts are parts of most others"
     assert f"refused: {MASK} of ann" in kept(work, args)
     assert secret not in kept(work, args)
+
+
+class Login(BaseModel):
+    user: str
+    password: SecretStr
+
+
+def test_secrets_in_the_message_of_an_attached_engine_are_masked_too() -> None:
+    """Their arguments arrive without the marks of an Event."""
+    app = AsyncTask(environ={})
+    app.worker(name="log_in")(lambda login: None)
+    worker = replace(app.workers["log_in"], model=Login, shape=ItemShape(Login))
+    for args in ([{"user": "ann", "password": "hunter2"}], 5):
+        job = CurrentJob("a", payload={"args": args, "kwargs": {}})
+        current = Performed(NO_TICKET, job=job, worker=worker, performer=None, message=None)
+        current.raised(raised(lambda: deep_secret("hunter" + "2")))
+        assert current.result is not None
+        assert str(current.result.traceback).endswith(f"ValueError: refused: {MASK if args != 5 else 'hunter2'}")
+
+
+def deep_secret(text: str) -> None:
+    raise ValueError(f"refused: {text}")
 
 
 class Broken(Exception):
