@@ -275,14 +275,14 @@ class Attempt:
         why = failure_of(error)
         if isinstance(error, JobInterrupted):
             self.result = Result(Kind.INTERRUPTED)
-        elif self.result is None or self.result.failure != why:  # the middleware has not set it already
+        elif self.result is None or self.result.failure != why or self.result.traceback is None:
             kind = Kind.TIMEOUT if isinstance(error, JobTimeout) else Kind.RAISED
-            traced = traceback_of(error if cause is None else cause, self.given())
+            traced = self.traced(error, cause)
             self.result = Result(kind, why, is_final=isinstance(error, FinalError), traceback=traced)
 
-    def given(self) -> Any:
-        """The arguments of the job, with its secrets marked."""
-        return None if self.job is None else self.job.args
+    def traced(self, error: BaseException, cause: BaseException | None = None) -> str | None:
+        """The traceback of an error as it is kept; arguments as those of :meth:`raised`."""
+        return traceback_of(error if cause is None else cause, None if self.job is None else self.job.args)
 
     def add_lines(self, lines: Sequence[str]) -> None:
         """Appends lines of a backtrace to the message of the failure."""

@@ -24,7 +24,7 @@ from asynctask.errors import AsyncTaskError, FinalError, JobInterrupted, JobTime
 from asynctask.iterable import Slice
 from asynctask.job import CurrentJob, interrupted, performed, refuse_work, run, set_current_job
 from asynctask.logs import get_logger
-from asynctask.messages import clean, template_of, text_of, traceback_of
+from asynctask.messages import clean, template_of, text_of
 from asynctask.middleware.chain import Chain
 from asynctask.middleware.tracker import (
     ATTEMPT,
@@ -525,7 +525,7 @@ class Performer:
                 part.fail(index, *_pair(refusal_of(error)))
             return
         if indexes:
-            delay, traced = self.apply_policy(execution, error), traceback_of(error, execution.given())
+            delay, traced = self.apply_policy(execution, error), execution.traced(error)
             for index in indexes:
                 part.error(index, *_pair(failure_of(error)), delay, traced)
 
@@ -728,7 +728,7 @@ class _BatchReports:
             why = failure_of(error)
             text = why.message if isinstance(reason, BaseException) else str(reason)
             delay = self._performer.apply_policy(self._execution, error)
-            self._part.error(index, why.code, text, delay, traceback_of(error, self._execution.given()))
+            self._part.error(index, why.code, text, delay, self._execution.traced(error))
 
 
 def _results(worker: Worker, result: Any, count: int, is_used: bool) -> Sequence[Any]:

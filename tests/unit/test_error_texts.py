@@ -172,8 +172,11 @@ def test_secrets_in_the_message_of_an_attached_engine_are_masked_too() -> None:
     for args in ([{"user": "ann", "password": "hunter2"}], 5):
         job = CurrentJob("a", payload={"args": args, "kwargs": {}})
         current = Performed(NO_TICKET, job=job, worker=worker, performer=None, message=None)
-        current.raised(raised(lambda: deep_secret("hunter" + "2")))
+        error = raised(lambda: deep_secret("hunter" + "2"))
+        current.raised(error)
         assert current.result is not None
+        assert current.result.traceback is None, "it may be no error to its engine"
+        current.raised(error, error)
         assert str(current.result.traceback).endswith(f"ValueError: refused: {MASK if args != 5 else 'hunter2'}")
 
 
