@@ -204,6 +204,7 @@ class Config:
     max_item_bytes: int = _field(65_536, "Largest item as JSON, in bytes.", low=16)
     max_json_depth: int = _field(32, "Deepest nesting of JSON.", low=1, high=90)
     max_result_bytes: int = _field(65_536, "Largest result of a job as JSON, in bytes.", low=0)
+    keep_tracebacks: bool = _field(True, "Keep the traceback of each job's last error with its record.")
 
     def __post_init__(self) -> None:
         for each in fields(self):

@@ -221,6 +221,7 @@ class Slice:
     delay: int = 0  # of the retry, in microseconds: the longest that the policy gave to an item
     dropped: int = 0  # number of results that were not kept
     begun: bool = False  # an item has an outcome of this attempt
+    last_error: tuple[ItemFailure | None, str | None] = None, None  # of an item of this attempt, with its traceback
     _left: dict[int, None] = field(init=False)
     _marks: list[str] = field(init=False)
     _reports: deque[_Report] = field(default_factory=deque)
@@ -258,8 +259,9 @@ class Slice:
         """The business refused the item."""
         self._report(_Report(index, MARKS[Status.FAILED], self._why(index, code, message)))
 
-    def error(self, index: int, code: str, message: str, delay: int | None) -> None:
+    def error(self, index: int, code: str, message: str, delay: int | None, traceback: str | None = None) -> None:
         """The item raised; ``delay``: microseconds to its next attempt, None if there is none."""
+        self.last_error = self._why(index, code, message), traceback
         if delay is not None:
             self.delay = max(self.delay, delay)
         self._report(_Report(index, MARKS[Status.ERROR] if delay is None else RAISED_MARK, self._why(index, code, message)))

@@ -24,6 +24,9 @@ MAX_STACK: Final = 20_000
 """Largest number of characters of a stack; the end, with the error, is kept."""
 
 
+MAX_KINDS: Final = 1_000
+"""Number of kinds of errors above which a logger forgets which ones it has written with a stack."""
+
 REPEAT_S: Final = 10.0
 """Seconds between two lines about an action that is retried until it succeeds."""
 
@@ -49,11 +52,12 @@ class Logger:
     The texts of a line are :func:`escaped` before any renderer, because paths, names and error messages may be untrusted.
     """
 
-    __slots__ = ("_log", "_monotonic", "_repeats")
+    __slots__ = ("_log", "_monotonic", "_raised", "_repeats")
 
     def __init__(self, name: str, clock: Clock | None = None) -> None:
         self._log: Final = structlog.get_logger(name)
         self._monotonic = (clock or SystemClock()).monotonic
+        self._raised: dict[tuple[str, ...], int] = {}  # kind -> how often
         self._repeats: dict[tuple[str, ...], tuple[float, int]] = {}  # -> when written last, and lines left out since
 
     def debug(self, event: str, **values: Any) -> None:
@@ -94,11 +98,28 @@ class Logger:
         """
         self._say("error", event, {"stack": traceback.format_exc()[-MAX_STACK:].rstrip(), **values})
 
+    def raised(self, event: str, why: BaseException, kind: tuple[str, ...], /, *, is_retried: bool, **values: Any) -> None:
+        """An error of a job. Writes the stack of the first one of a ``kind``, as a warning; of each later one only
+        ``values`` and how many ``times`` there were, as information if it is retried."""
+        if len(self._raised) > MAX_KINDS:
+            self._raised.clear()
+        times = self._raised[kind] = self._raised.get(kind, 0) + 1
+        if times == 1:
+            self._say("warning", event, {**values, "stack": stack_of(why)})
+        else:
+            self._say("info" if is_retried else "warning", event, {**values, "times": times})
+
     def _say(self, method: str, event: str, values: dict[str, Any]) -> None:
         try:
             getattr(self._log, method)(event, **_escape(self._log, method, values))
         except Exception:  # it cannot be reported anywhere
             return
+
+
+def stack_of(error: BaseException) -> str:
+    """The stack of an exception as plain text."""
+    text = "".join(traceback.format_exception(error))[-MAX_STACK:].rstrip()
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def get_logger(name: str) -> Logger:

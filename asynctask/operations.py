@@ -43,7 +43,7 @@ from asynctask.ledger import processes as recovery
 from asynctask.ledger import progress as progress_rows
 from asynctask.ledger.base import loads
 from asynctask.ledger.foreign import engine_of
-from asynctask.ledger.queries import ListedEvent, Take, loads_shown
+from asynctask.ledger.queries import LastError, ListedEvent, Take, loads_shown
 from asynctask.messages import masked
 from asynctask.sidekiq.payload import read_time
 from asynctask.task import Services
@@ -172,6 +172,8 @@ class ActionOutcome(TypedDict):
 class Event(ListedEvent):
     """The record of one job, and what can be done about it."""
 
+    last_error: Annotated[LastError | None, "Of the last attempt that raised, which a later one may have mended."]
+    traceback: Annotated[str | None, "Of that error, from the worker's own frames on: at most 4 KB."]
     actions: Annotated[
         list[Literal["restart", "kill", "delete", "dismiss", "stop", "start"]], "Those that apply to it now."
     ]
@@ -560,12 +562,10 @@ class Operations:
             return [WaitReason("interval", f"The next round begins at {rfc3339(at)}", mend)]
         if progress["counts"]["enqueue"] != progress["retrying"]:
             return []
-        with self._ledger.database.read() as connection:
-            error = queries.retried_for(connection, task["id"])
         at, count = progress["next_retry_at"], progress["retrying"]
         text = f"The rows that are left ({count:,}) wait for a retry, the first until {at}"
-        if error is not None:
-            text += f"; {error[1]} of the next jobs ended with: {plain(error[0])[:_SAID]}"
+        if errors := progress["retrying_errors"]:
+            text += f"; most frequent error: {plain(errors[0]['message'])[:_SAID]}"
         mend = "repair the cause, they go on by themselves; asynctask retries lists them and restarts them at once"
         return [WaitReason("retry", text, mend)]
 

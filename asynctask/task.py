@@ -272,9 +272,9 @@ class TaskHandle:
     ) -> bool:
         """Runs items that are ``failed`` or ``error`` (or have the given statuses) again, as a new generation.
 
-        ``message``: only failures of the group with this message (:meth:`error_groups`); ``limit``: at most this many, in
-        the order of the list. Returns False if there are none. Raises :class:`NobodyPerforms` if no process is known that
-        performs its worker.
+        ``message``: only failures of its group (:meth:`error_groups`); ``limit``: at most this many, in the order of the
+        list. Returns False if there are none. Raises :class:`NobodyPerforms` if no process is known that performs its
+        worker.
         """
         task = task_rows.read(self._s.ledger, self.id)
         self._s.refuse_unperformed(task.worker_name, task.queue)

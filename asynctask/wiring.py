@@ -80,7 +80,10 @@ class Core:
         name = hostname()
         self.host = processes.Host.local(name)
         identity = f"{name[:40]}:{self.pid}:{ids.nonce()}"
-        self.ledger = Ledger(self.database, clock, ids, Catalogue(config.locale), identity, closed=closed)
+        self.ledger = Ledger(
+            self.database, clock, ids, Catalogue(config.locale), identity, closed=closed,
+            keeps_tracebacks=config.keep_tracebacks,
+        )  # fmt: skip
         with self.database.read() as connection:
             for _ in range(3):  # the fastest answer is the most exact
                 self.ledger.time.set(read_time(connection, clock))

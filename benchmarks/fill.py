@@ -13,7 +13,7 @@ from asynctask.core.transitions import Transition, stop
 from asynctask.ledger import lending, progress
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, NewItem, dumps
-from asynctask.ledger.events import Change, EventRecord, Failure, Note, apply
+from asynctask.ledger.events import Change, EventRecord, Failure, Note, apply, error_columns
 from asynctask.ledger.lending import Job
 from asynctask.ledger.processes import Host, register
 from asynctask.ledger.recorder import Kind, Outcome, Recorder
@@ -95,10 +95,10 @@ def _stop(record: EventRecord) -> Transition:
 def _outcome(ledger: Ledger, job: Job, i: int) -> Outcome:
     now = ledger.now()
     begun = [Note("working", "In progress", now)]
-    failure = Failure("raised", f"ValueError: reason {i // 100 % GROUPS}")
+    failure = Failure("raised", f"ValueError: reason {'x' * (i // 100 % GROUPS)}")
     match i % 100:
         case 0:
-            refusal = Failure("failed", f"the seller is not qualified for promotion {i // 100 % (GROUPS // 2)}")
+            refusal = Failure("failed", f"the seller is not qualified: {'x' * (i // 100 % (GROUPS // 2))}")
             notes = [*begun, Note("failed", f"Failed: {refusal.message}")]
             return Outcome(
                 job.event_id,
@@ -124,7 +124,8 @@ def _outcome(ledger: Ledger, job: Job, i: int) -> Outcome:
         case 3:
             notes = [*begun, Note("error", f"Error: {failure.message}"), Note("enqueue", "Waiting for retry")]
             at = now + 86_400 * SECOND
-            return Outcome(job.event_id, job.attempt, Kind.RETRY, notes=notes, retry_at=at, failure=failure)
+            values = error_columns(ledger, failure, None)
+            return Outcome(job.event_id, job.attempt, Kind.RETRY, notes=notes, retry_at=at, failure=failure, values=values)
         case 5:
             return Outcome(job.event_id, job.attempt, Kind.WORKING, notes=begun, values={"started_at": now})
         case _:

@@ -85,6 +85,7 @@ def _of_reader() -> dict[str, Any]:
         "locale": tag(reader_locale()),
         "may_submit": user.may("submit"),
         "may_control": user.may("control"),
+        "may_operate": user.may("operate"),
         "sees_all": user.sees_all,
         "may_list": user.task_id is None,
     }

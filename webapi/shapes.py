@@ -239,7 +239,7 @@ class RetryQuery(_Query):
         None, description="Statuses with commas between, of failed, error, cancelled; default: failed,error."
     )
     message: FailureMessage | None = Field(
-        None, description="Only failures of the group with this `message`, as in `/errors` and `top_errors`."
+        None, description="Only failures of the group with this `message` or `template`, as in `/errors` and `top_errors`."
     )
     limit: RetryLimit | None = Field(None, description="At most this many items, in the order of the list.")
 
@@ -620,7 +620,8 @@ class RecordResults(_Out):
 
 
 class ErrorGroup(_Out):
-    message: str
+    template: str = Field(description="What the messages of the group have in common, with placeholders such as ‹n›.")
+    message: str = Field(description="One of these messages.")
     status: str
     count: int
     sample_job_id: str | None

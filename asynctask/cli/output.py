@@ -70,8 +70,15 @@ def exit_code(error: BaseException) -> int:
 
 
 Column = str | int | Callable[[Any], Any]
-COUNTED: Final[Mapping[str, Column]] = {"count": lambda row: number(row["count"]), "status": "status", "message": "message"}
-"""The columns of failures grouped by message."""
+
+
+def said_by(group: Mapping[str, Any]) -> str:
+    """What the failures of a group have in common; the message of a single one."""
+    return str(group["message"] if group["count"] == 1 else group["template"])
+
+
+COUNTED: Final[Mapping[str, Column]] = {"count": lambda row: number(row["count"]), "status": "status", "message": said_by}
+"""The columns of grouped failures."""
 
 
 class Output:

@@ -26,6 +26,7 @@ from asynctask.cli.output import (
     headline,
     number,
     pace,
+    said_by,
     state_of,
     summary,
 )
@@ -35,6 +36,7 @@ from asynctask.clock import SystemClock
 from asynctask.config import socket_path
 from asynctask.core.states import PROBLEM, State, Status
 from asynctask.errors import InputError, UnknownWorker
+from asynctask.logs import escaped
 from asynctask.operations import ACTIONS, Action, ToldEvent
 from asynctask.task import VERBS, Verb, event_cursor
 
@@ -166,10 +168,22 @@ def _print_task(session: Session, progress: Mapping[str, Any], context: Mapping[
     if progress["top_errors"]:
         out.line()
         out.table(COUNTED, progress["top_errors"])
+    _print_retrying(out, progress)
     if progress["callbacks"]:
         out.line()
         columns = {"callback": "name", "worker": "worker", "status": "status", "job": "job_id"}
         out.table(columns, progress["callbacks"])
+
+
+def _print_retrying(out: Output, progress: Mapping[str, Any]) -> None:
+    if errors := progress["retrying_errors"]:
+        out.line()
+        out.line(f"{count(progress['retrying'], 'row')} {_verb(progress['retrying'])} for a retry. Their last errors:")
+        out.table({"count": COUNTED["count"], "error": said_by, "job, for instance": "sample_job_id"}, errors)
+
+
+def _verb(rows: int) -> str:
+    return "waits" if rows == 1 else "wait"
 
 
 def _corrected_by(progress: Mapping[str, Any]) -> str | None:
@@ -325,6 +339,39 @@ _JOBS: Final[Mapping[str, Column]] = {
 }  # fmt: skip
 
 
+@click.command("job", cls=Command)
+@click.argument("job_id")
+@pass_session
+def job(session: Session, job_id: str) -> int:
+    """Show one job: its record, and the traceback of its last error."""
+    event = session.existing().operations.job(job_id)
+    session.out.document(event)
+    error = event["last_error"] or {}
+    session.out.line(f"Job {clean(event['job_id'])} of {clean(event['worker'])}: {event['status']}", style="bold")
+    session.out.fields(
+        {
+            "task": event["task_id"],
+            "row": event["row"],
+            "queue": event["queue"],
+            "attempt": event["attempt"],
+            "progress": _job_done(event) or None,
+            "created": event["created_at"],
+            "due": event["due_at"],
+            "started": event["started_at"],
+            "finished": event["finished_at"],
+            "process": event["process"],
+            "last message": _last_message(event),
+            "last error": error.get("message"),
+            "of process": error.get("process"),
+        }
+    )
+    if event["traceback"] is not None:
+        session.out.line()
+        for line in event["traceback"].split("\n"):
+            session.out.line(escaped(line))
+    return OK
+
+
 def _job_command(action: Action) -> Command:
     def tell(session: Session, job_id: str) -> int:
         event = action.call(session.existing().operations, job_id, None, who())
@@ -470,6 +517,7 @@ COMMANDS: Final = (
     set_knobs,
     *map(_verb_command, VERBS.values()),
     jobs,
+    job,
     *(_job_command(action) for action in ACTIONS if action.answer is ToldEvent),
     link,
     report,

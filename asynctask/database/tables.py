@@ -165,6 +165,8 @@ events: Final = Table(
     Column("stopping", Integer, nullable=False, server_default=text("0")),  # 1: a user requested its stop
     Column("marks", Json),  # of a slice: the outcomes of its items, one letter each; NULL: all are open
     Column("dismissed", BigInteger),  # the finished_at of the error that a user dismissed: a later one is not dismissed
+    Column("last_error", Json),  # {"code", "message" (its beginning), "process"} of the last attempt that raised
+    Column("traceback", Json),  # of that error
     UniqueConstraint("job_id", name="uq_events_job_id"),
     UniqueConstraint("task_id", "seq", name="uq_events_task_id_seq"),
     _partial("ix_events_task_due", "task_id", "due_at", where="due_at IS NOT NULL"),

@@ -48,7 +48,7 @@ from asynctask.lists.items import ItemShape, Rejected, UnfitItem
 from asynctask.lists.readers import RawRow
 from asynctask.lists.written_cells import item_text, secret_json
 from asynctask.logs import get_logger
-from asynctask.messages import clean, revealed
+from asynctask.messages import clean, revealed, traceback_of
 from asynctask.middleware.chain import Chain
 from asynctask.middleware.tracker import Attempt, TaskEventMiddleware, Ticket, Tracker
 from asynctask.runtime.execution import backoff
@@ -885,6 +885,18 @@ class Performed(Attempt):
     is_performing: bool = False
     error: BaseException | None = None
 
+    def traced(self, error: BaseException, cause: BaseException | None = None) -> str | None:
+        """None before the engine has named the cause: until then the exception may ask for another run, which is on its way
+        and must not overtake the record of this one."""
+        if cause is None:
+            return None
+        payload = self.job.payload
+        try:
+            args = _concealed(self.worker, payload.get("args") or (), payload.get("kwargs") or {})
+        except (TypeError, ValueError):  # no JSON
+            args = [], {}
+        return traceback_of(cause, args)
+
 
 class Engine(ABC):
     """An attached engine: what all of them do alike.
@@ -1247,4 +1259,4 @@ class Engine(ABC):
         if current.worker.refuses(error):
             current.fail(error)
         else:
-            current.raised(self.understood(current, error))
+            current.raised(self.understood(current, error), error)

@@ -703,7 +703,8 @@ class CeleryEngine(Engine):
             options["countdown"], options["eta"] = pause, None
         if current.is_retrying:
             # Recorded before the job is sent: otherwise its next attempt could begin before this one has ended.
-            current.raised(current.retry_error or RuntimeError("the task asks for another try"))
+            why = current.retry_error or RuntimeError("the task asks for another try")
+            current.raised(why, why)
             self._settle(current, delay_s)
         if not ticket.elsewhere:  # the ledger dispatches it again when it is due
             return task.AsyncResult(ticket.job_id)

@@ -648,6 +648,7 @@ def _report_of(attempt: Attempt) -> dict[str, Any]:
             result.text,
             [list(note) for note in result.notes],
             result.is_final,
+            result.traceback,
         ],
         "next_run": list(attempt.next_run) if isinstance(attempt.next_run, NextRun) else None,
         "messages": [] if attempt.job is None else attempt.job.take_messages(),
@@ -658,9 +659,9 @@ def _report_of(attempt: Attempt) -> dict[str, Any]:
 def _adopt(attempt: Attempt, report: Mapping[str, Any]) -> None:
     """Sets the result of another process's :func:`_report_of`."""
     if (said := report["result"]) is not None:
-        kind, failure, text, notes, is_final = said
+        kind, failure, text, notes, *rest = said
         failed = None if failure is None else Failure(*failure)
-        attempt.result = Result(Kind[kind], failed, text, [Note(*note) for note in notes], is_final)
+        attempt.result = Result(Kind[kind], failed, text, [Note(*note) for note in notes], *rest)
     attempt.next_run = None if report["next_run"] is None else NextRun(*report["next_run"])
     if attempt.job is not None:
         for text, _ in report["messages"]:

@@ -105,7 +105,7 @@ class Ledger:
     ``identity`` names the process in leases and ``events.process``, and selects its slot of the sharded counters, so that
     processes do not contend for one hot row; empty for a caller that is not a process. ``time`` is the database's clock,
     the source of all times in the ledger. ``held``: rows locked by other transactions. ``closed`` is called with the id of
-    a Task that this process has closed, after the commit; it must not block.
+    a Task that this process has closed, after the commit; it must not block. ``keeps_tracebacks``: those of errors.
     """
 
     database: Database
@@ -116,6 +116,7 @@ class Ledger:
     time: DatabaseTime = field(init=False)
     held: LockedTasks = field(default_factory=LockedTasks)
     closed: Callable[[int], None] = lambda task_id: None
+    keeps_tracebacks: bool = True
     _seed: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:

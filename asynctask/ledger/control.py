@@ -113,10 +113,10 @@ def retry(
     """Opens a new generation that runs the selected terminal rows again; :func:`change_rows` reopens them afterwards. Of a
     slice, only the selected items run again.
 
-    ``statuses``: some of ``failed``, ``error``, ``cancelled``; default the first two. ``message``: only failures of the
-    group with this message; ``limit``: at most this many rows, in the order of the list. Leaves out rows that a corrected
-    list took. Returns False if there is no such row. Raises :class:`Conflict` if the state forbids it or all such rows were
-    taken, :class:`InputError` for a status that cannot be retried or an invalid limit.
+    ``statuses``: some of ``failed``, ``error``, ``cancelled``; default the first two. ``message``: only failures of
+    its groups; ``limit``: at most this many rows, in the order of the list. Leaves out rows that a corrected list took.
+    Returns False if there is no such row. Raises :class:`Conflict` if the state forbids it or all such rows were taken,
+    :class:`InputError` for a status that cannot be retried or an invalid limit.
     """
     chosen = tuple(statuses) or (str(Status.FAILED), str(Status.ERROR))
     wrong = set(chosen) - {Status.FAILED, Status.ERROR, Status.CANCELLED}
@@ -143,10 +143,11 @@ def retry(
 
 
 def _groups_with(connection: Connection, task_id: int, message: str) -> list[str]:
-    """The digests of the Task's failure groups with this message."""
+    """The digests of the Task's failure groups that show this message, or to whose template it belongs."""
     if not is_storable(message):
         return []
-    found = sa.select(_g.digest).where(_g.task_id == task_id, _g.message == message).distinct().order_by(_g.digest)
+    shows = (_g.message == message) | _g.digest.in_(progress.groups_of(message))
+    found = sa.select(_g.digest).where(_g.task_id == task_id, shows).distinct().order_by(_g.digest)
     return [str(digest) for (digest,) in connection.execute(found)]
 
 

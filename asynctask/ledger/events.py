@@ -24,7 +24,7 @@ from asynctask.database.tables import events, item_errors, key_positions, loans,
 from asynctask.iterable import ItemFailure, unpack
 from asynctask.job import JobTask
 from asynctask.ledger.base import Ledger, chunks, dumps, loads, lock_duty, stamp
-from asynctask.messages import append
+from asynctask.messages import MAX_ERROR, append, template_of
 
 MAX_GROUPS = 100
 """Largest number of groups of failure messages of one Task; further ones are counted under "other"."""
@@ -65,11 +65,12 @@ _READ = (
     .select_from(events.outerjoin(tasks, _t.id == _e.task_id))
 )  # fmt: skip
 
+LAST_ERROR: Final = ("last_error", "traceback")  # of the last attempt that raised
 _WRITTEN = (
     "status", "attempt", "due_at", "retries", "deaths", "watched", "stopping", "n_finish", "n_failed", "n_error",
     "n_cancelled", "process", "problem", "added_messages", "started_at", "finished_at",
 )  # fmt: skip
-_KEPT = ("result", "checkpoint", "marks", "params", "options", "worker_name", "queue", "created_at", "items")
+_KEPT = ("result", "checkpoint", "marks", "params", "options", "worker_name", "queue", "created_at", "items", *LAST_ERROR)
 """Columns that are unchanged unless the change sets them."""
 
 _GUARD = ("id", "attempt", "status")
@@ -315,7 +316,7 @@ def apply(connection: Connection, ledger: Ledger, changes: Sequence[W], ends: Se
     under lock, calls :meth:`Write.decided`, and compares status and attempt again in the UPDATE; rows that are not to be
     kept are deleted. ``ends`` are of Events that were :func:`untouched` when they were read before, without a lock. Each
     has its ``record`` and ``transition``, and is only compared: all are written, or :class:`StaleRead` is raised. Ends set
-    at most ``result`` and ``started_at``. Returns the changes, each with its result. An Event may occur once per call.
+    at most ``result``, ``started_at`` and an error. Returns the changes, each with its result. An Event may occur once.
     """
     moved: dict[tuple[int, int], Delta] = {}
     now = ledger.now()
@@ -482,9 +483,20 @@ def _stopped_notes(ledger: Ledger, notes: Sequence[Note]) -> list[Note]:
     return [*(note for note in notes if note not in wrong), Note("stopped", ledger.catalogue("stopped"))]
 
 
+BY_MESSAGE: Final = ("failed", "raised")  # the generic codes
+
+
+def error_columns(ledger: Ledger, why: Failure | ItemFailure | None, traceback: str | None) -> dict[str, Any]:
+    """The columns of an Event whose attempt raised an error in this process."""
+    if why is None:
+        return {}
+    said = {"code": why.code, "message": why.message[:MAX_ERROR], "process": ledger.holder}
+    return {"last_error": dumps(said), "traceback": traceback if ledger.keeps_tracebacks else None}
+
+
 def group_of(failure: Failure, status: str) -> str:
-    """Digest of a failure's group: by code, because messages contain varying names; for generic codes, by message."""
-    text = failure.message if failure.code in ("failed", "raised") else failure.code
+    """Digest of a failure's group: by code, because messages vary; for generic codes, by the template of the message."""
+    text = f"{failure.code}\0{template_of(failure.message)}" if failure.code in BY_MESSAGE else failure.code
     return hashlib.blake2b(f"{status}\0{text}".encode(), digest_size=16).hexdigest()
 
 

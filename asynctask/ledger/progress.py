@@ -12,8 +12,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from asynctask.clock import SECOND, Time, micros, rfc3339
-from asynctask.core.states import State, Status
-from asynctask.core.transitions import MERGE, at_once, interval_of, next_round
+from asynctask.core.states import PROBLEM, State, Status
+from asynctask.core.transitions import BLOCKED, MERGE, at_once, interval_of, next_round
 from asynctask.database import batches
 from asynctask.database.engine import Database
 from asynctask.database.tables import (
@@ -27,7 +27,8 @@ from asynctask.database.tables import (
     tasks,
 )
 from asynctask.ledger.base import PURGING, chunks, in_range, loads
-from asynctask.messages import is_storable
+from asynctask.ledger.events import BY_MESSAGE, Failure, group_of
+from asynctask.messages import is_storable, template_of
 
 _t, _e, _n, _x, _s, _c = tasks.c, events.c, task_tallies.c, task_errors.c, task_samples.c, task_callbacks.c
 _l = loans.c
@@ -35,6 +36,8 @@ _COUNTS = tuple(str(status) for status in Status)
 _TALLIED = (*_COUNTS, "retrying", "jobs", "version")
 RATE_WINDOW_S = 30
 TOP_ERRORS = 5
+LAST_WAITING: Final = 100
+"""Number of jobs that wait for a retry whose errors a progress object groups."""
 _ERROR_FIELDS = ("count", "digest", "message", "status", "job")
 
 
@@ -90,10 +93,21 @@ class Control(TypedDict):
 class TopError(TypedDict):
     """One of the most frequent failures."""
 
-    message: str
+    template: Annotated[str, "What the messages of the group have in common, with placeholders such as ‹n›."]
+    message: Annotated[str, "One of these messages."]
     status: str
     count: int
     sample_job_id: str | None
+
+
+class RetryingError(TypedDict):
+    """An error for which rows wait for a retry."""
+
+    template: Annotated[str, "What the messages of these errors have in common, with placeholders such as ‹n›."]
+    message: Annotated[str, "The newest of them, its first 1,000 characters."]
+    code: str
+    count: Annotated[int, "Rows, of the 100 jobs that are due last."]
+    sample_job_id: str
 
 
 class CallbackState(TypedDict):
@@ -129,6 +143,7 @@ class Progress(TypedDict):
     counts: Counts
     retrying: int
     next_retry_at: Time | None
+    retrying_errors: Annotated[list[RetryingError], "The last errors of rows that wait for a retry, most frequent first."]
     jobs: int
     progress: Done
     control: Control
@@ -335,7 +350,8 @@ def _rows(connection: Connection, task_ids: Sequence[int], since: int) -> list[d
 
 
 def progress(connection: Connection, task_ids: Sequence[int], now: int) -> list[dict[str, Any]]:
-    """The progress objects of these Tasks, newest first, read by one statement; unknown ids are left out."""
+    """The progress objects of these Tasks, newest first, read by one statement, and one more for each Task with rows that
+    wait for a retry; unknown ids are left out."""
     found: dict[int, dict[str, Any]] = {}
     task_ids = [in_range(task_id) for task_id in task_ids]
     failures: dict[int, list[Any]] = {}
@@ -351,10 +367,58 @@ def progress(connection: Connection, task_ids: Sequence[int], now: int) -> list[
             failures.setdefault(row["id"], []).append([row[f"error_{name}"] for name in _ERROR_FIELDS])
     for task_id, entries in failures.items():
         found[task_id]["top_errors"] = [
-            {"message": message or "", "status": status, "count": int(count), "sample_job_id": job}
-            for count, _, message, status, job in sorted(entries, key=lambda each: (-int(each[0]), each[1]))
+            {
+                "template": shown_template(digest, status or "", message or ""),
+                "message": message or "",
+                "status": status,
+                "count": int(count),
+                "sample_job_id": job,
+            }
+            for count, digest, message, status, job in sorted(entries, key=lambda each: (-int(each[0]), each[1]))
         ]
+    for task_id, each in found.items():
+        if each["retrying"]:
+            each["retrying_errors"] = retrying_errors(connection, task_id)
     return [found[task_id] for task_id in sorted(found, reverse=True)]
+
+
+def shown_template(digest: str, status: str, message: str) -> str:
+    """What the messages of a group have in common, from one of them: its template, or the message of a group by code."""
+    return template_of(message) if digest in groups_of(message, (status,)) else message
+
+
+def groups_of(message: str, statuses: Collection[str] = PROBLEM) -> set[str]:
+    """The digests of the groups by template to which this message may belong."""
+    return {group_of(Failure(code, message), status) for code in BY_MESSAGE for status in statuses}
+
+
+_LEFT: Final = _e["items"] - _e.n_finish - _e.n_failed - _e.n_error - _e.n_cancelled
+_RETRYING: Final = (
+    sa.select(_e.job_id, _e.last_error, _e.retries, _e.status, _LEFT.label("left"))
+    .with_hint(events, "FORCE INDEX (ix_events_task_due)", "mariadb")
+    .where(_e.task_id == sa.bindparam("task_id"), _e.due_at.is_not(None), _e.due_at < BLOCKED)
+    .order_by(_e.due_at.desc())
+    .limit(LAST_WAITING)
+    .subquery("waiting")
+)
+_ERRORS_OF_RETRYING: Final = sa.select(_RETRYING.c.job_id, _RETRYING.c.last_error, _RETRYING.c.left).where(
+    _RETRYING.c.retries > 0, _RETRYING.c.status == str(Status.ENQUEUE), _RETRYING.c.last_error.is_not(None)
+)
+
+
+def retrying_errors(connection: Connection, task_id: int) -> list[RetryingError]:
+    """The last errors of a Task's rows that wait for a retry, most frequent first. Only those of the :data:`LAST_WAITING`
+    jobs that are due last, so that the cost does not grow with the number of jobs."""
+    groups: dict[tuple[str, str], RetryingError] = {}
+    for job_id, text, left in connection.execute(_ERRORS_OF_RETRYING, {"task_id": task_id}):
+        said = loads(text)
+        message, code = str(said["message"]), str(said["code"])
+        template = template_of(message)
+        first: RetryingError = {
+            "template": template, "message": message, "code": code, "count": 0, "sample_job_id": job_id
+        }  # fmt: skip
+        groups.setdefault((code, template), first)["count"] += int(left)
+    return sorted(groups.values(), key=lambda each: (-each["count"], each["template"]))[:TOP_ERRORS]
 
 
 def first_progress(row: dict[str, Any]) -> dict[str, Any] | None:
@@ -412,6 +476,7 @@ def _progress_object(row: dict[str, Any], now: int) -> dict[str, Any]:
         "counts": cast("Counts", {"total": total, **counts}),
         "retrying": retrying,
         "next_retry_at": rfc3339(row["next_due_at"]) if retrying else None,
+        "retrying_errors": [],
         "jobs": int(row["n_jobs"] or 0),
         "progress": {
             "done": done,

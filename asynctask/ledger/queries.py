@@ -54,6 +54,7 @@ from asynctask.ledger.base import Ledger, Reject, chunks, in_range, loads, stamp
 from asynctask.ledger.events import (
     IN_LOAN,
     IS_OPEN,
+    LAST_ERROR,
     RESUMABLE,
     UNHELD,
     Change,
@@ -63,6 +64,7 @@ from asynctask.ledger.events import (
     apply,
     read_events,
 )
+from asynctask.ledger.progress import shown_template
 from asynctask.ledger.standalone import ENGINE
 from asynctask.ledger.tasks import close_after
 from asynctask.messages import SECRET, is_storable, masked
@@ -91,6 +93,14 @@ class JobProgress(TypedDict):
     done: float
     total: float | None
     percent: float | None
+
+
+class LastError(TypedDict):
+    """The error of the last attempt of a job that raised."""
+
+    code: str
+    message: Annotated[str, "Its first 1,000 characters."]
+    process: Annotated[str | None, "The process that performed that attempt, or recorded it."]
 
 
 class ListedEvent(TypedDict):
@@ -181,7 +191,7 @@ def _progress_of(saved: Mapping[str, Any]) -> JobProgress | None:
 
 _NAME: Final[Any] = sa.func.coalesce(_e.worker_name, _t.worker_name)
 _EVENT = sa.select(
-    events,
+    *(column for column in events.c if column.name not in LAST_ERROR),
     _NAME.label("worker"),
     sa.func.coalesce(_e.queue, _t.queue).label("in_queue"),
 ).select_from(events.outerjoin(tasks, _t.id == _e.task_id))
@@ -243,10 +253,11 @@ def event(connection: Connection, job_id: str) -> dict[str, Any]:
     """One Event by its job id. Raises :class:`NotFound`."""
     row = None
     if is_storable(job_id):
-        row = connection.execute(_EVENT.where(_e.job_id == job_id, _e["items"] > 0)).mappings().one_or_none()
+        wanted = _EVENT.add_columns(_e.last_error, _e.traceback).where(_e.job_id == job_id, _e["items"] > 0)
+        row = connection.execute(wanted).mappings().one_or_none()
     if row is None:
         raise NotFound(f"there is no job {job_id[:64]!r}")
-    return _event_object(dict(row))
+    return {**_event_object(dict(row)), "last_error": loads(row["last_error"]), "traceback": row["traceback"]}
 
 
 def event_page(
@@ -331,7 +342,8 @@ def jobs_page(
 
 
 def error_groups(connection: Connection, task_id: int, samples: int = 5) -> list[dict[str, Any]]:
-    """The failures of a Task grouped by message, most frequent first, with up to ``samples`` sample rows each."""
+    """The failures of a Task grouped by code, or by the template of their message, most frequent first, with up to
+    ``samples`` sample rows each."""
     statement = (
         sa.select(
             _x.digest,
@@ -351,6 +363,7 @@ def error_groups(connection: Connection, task_id: int, samples: int = 5) -> list
         rows = sa.select(c.row).where(c.task_id == task_id, c.digest == digest).order_by(c.row).limit(samples)
         groups.append(
             {
+                "template": shown_template(digest, status, message),
                 "message": message,
                 "status": status,
                 "count": int(count),
@@ -791,12 +804,6 @@ _PUT_OFF: Final = (
     .order_by(_e.due_at)
     .limit(20)
 )
-_RETRIED: Final = (
-    sa.select(_e.added_messages)
-    .where(_OF_TASK, _e.status == Status.ENQUEUE, _e.retries > 0, _e.due_at.is_not(None), _e.due_at < BLOCKED)
-    .order_by(_e.due_at)
-    .limit(100)
-)
 _BLOCKED: Final = sa.select(_e.id).where(_OF_TASK, _e.due_at == BLOCKED).limit(1)
 
 
@@ -827,14 +834,6 @@ def put_off(connection: Connection, task_id: int, now: int) -> list[str]:
     rows = connection.execute(_PUT_OFF, {"task_id": task_id, "now": now}).scalars()
     said = [loads(messages) for messages in rows]
     return list(dict.fromkeys(str(each[-1].get("message", "")) for each in said if each))
-
-
-def retried_for(connection: Connection, task_id: int) -> tuple[str, int] | None:
-    """The most frequent last error of the first 100 jobs of a Task that wait for a retry, and how many of them had it."""
-    said = (loads(messages) or [] for messages in connection.execute(_RETRIED, {"task_id": task_id}).scalars())
-    errors = ([str(each["message"]) for each in messages if each.get("status") == Status.ERROR] for messages in said)
-    found = Counter(each[-1] for each in errors if each)
-    return found.most_common(1)[0] if found else None
 
 
 def due_later(connection: Connection, task_id: int, after: int) -> int | None:

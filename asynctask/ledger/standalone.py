@@ -21,7 +21,7 @@ from asynctask.database.tables import events
 from asynctask.errors import IdInUse, InputError, JobTimeout
 from asynctask.ledger import lending
 from asynctask.ledger.base import BATCH, Ledger, chunks, dumps
-from asynctask.ledger.events import Change, EventRecord, Failure, Note
+from asynctask.ledger.events import LAST_ERROR, Change, EventRecord, Failure, Note
 from asynctask.ledger.tasks import close_after, lock
 from asynctask.messages import clean
 
@@ -154,7 +154,7 @@ def _new_run(ledger: Ledger, event_id: int, row: Mapping[str, Any], due_at: int 
         return send_again(record.row, due_at=due_at)
 
     values = {name: row[name] for name in ("params", "options", "worker_name", "queue")}
-    values |= {"result": None, "checkpoint": None, "created_at": now, "started_at": None}
+    values |= {"created_at": now, **dict.fromkeys(("result", "checkpoint", "started_at", *LAST_ERROR))}
     return Change(event_id, decide, notes=[Note("enqueue", ledger.catalogue("sent_again"))], values=values)
 
 

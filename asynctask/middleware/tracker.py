@@ -36,6 +36,7 @@ from asynctask.ledger.events import (
     Note,
     Saved,
     apply,
+    error_columns,
     read_jobs,
     read_saved,
     read_stops,
@@ -45,7 +46,7 @@ from asynctask.ledger.lending import Holding, Job
 from asynctask.ledger.recorder import Kind, Outcome, Recorder, Stage
 from asynctask.ledger.standalone import put_off
 from asynctask.logs import get_logger
-from asynctask.messages import clean
+from asynctask.messages import clean, traceback_of
 from asynctask.worker import Worker
 
 SAVE_S: Final = 0.2
@@ -161,7 +162,7 @@ class Result:
     """The result of an attempt, before the decision on a retry.
 
     ``text``: the function's result as JSON; ``notes``: messages about it; ``is_final``: another attempt would end in the
-    same error.
+    same error; ``traceback``: of the error.
     """
 
     kind: Kind
@@ -169,6 +170,7 @@ class Result:
     text: str | None = None
     notes: Sequence[Note] = ()
     is_final: bool = False
+    traceback: str | None = None
 
 
 _RETURNED: Final = Result(Kind.FINISH)  # shared, because most jobs return nothing
@@ -268,14 +270,19 @@ class Attempt:
         """The job refused its item, for a business reason."""
         self.result = Result(Kind.FAILED, refusal_of(error))
 
-    def raised(self, error: BaseException) -> None:
-        """The job raised an error, a timeout or an interruption."""
-        if isinstance(error, JobTimeout):
-            self.result = Result(Kind.TIMEOUT, Failure("timeout", str(error)))
-        elif isinstance(error, JobInterrupted):
+    def raised(self, error: BaseException, cause: BaseException | None = None) -> None:
+        """The job raised an error, a timeout or an interruption; ``cause``: the engine's own exception for that."""
+        why = failure_of(error)
+        if isinstance(error, JobInterrupted):
             self.result = Result(Kind.INTERRUPTED)
-        else:
-            self.result = Result(Kind.RAISED, failure_of(error), is_final=isinstance(error, FinalError))
+        elif self.result is None or self.result.failure != why or self.result.traceback is None:
+            kind = Kind.TIMEOUT if isinstance(error, JobTimeout) else Kind.RAISED
+            traced = self.traced(error, cause)
+            self.result = Result(kind, why, is_final=isinstance(error, FinalError), traceback=traced)
+
+    def traced(self, error: BaseException, cause: BaseException | None = None) -> str | None:
+        """The traceback of an error as it is kept; arguments as those of :meth:`raised`."""
+        return traceback_of(error if cause is None else cause, None if self.job is None else self.job.args)
 
     def add_lines(self, lines: Sequence[str]) -> None:
         """Appends lines of a backtrace to the message of the failure."""
@@ -291,6 +298,7 @@ class Attempt:
 
 
 T = TypeVar("T")
+Then = Callable[[bool], None]  # is called after the commit, with whether the compare-and-set was won
 Lent = TypeVar("Lent", Ticket, Ticket | None)
 
 
@@ -525,7 +533,7 @@ class Tracker:
         retry_at: int | None = None,
         discarded: str | None = None,
         queue: str | None = None,
-        then: Callable[[bool], None] | None = None,
+        then: Then | None = None,
     ) -> bool:
         """Passes the outcome to the group commit. ``then`` is called after the commit, with whether the compare-and-set was
         won. ``retry_at`` (microseconds): another attempt follows, in ``queue`` if that is given; ``discarded``: why the
@@ -539,7 +547,7 @@ class Tracker:
 
         return self._end(attempt, make)
 
-    def release(self, attempt: Attempt, then: Callable[[bool], None] | None = None, *, is_cancelled: bool = False) -> None:
+    def release(self, attempt: Attempt, then: Then | None = None, *, is_cancelled: bool = False) -> None:
         """Gives a job that has not run back to the ledger; cancels it if its Task is cancelled or ``is_cancelled``.
         Idempotent."""
         ticket = attempt.ticket
@@ -588,11 +596,7 @@ class Tracker:
             return apply(connection, self._ledger, changes)
 
     def outcome(
-        self,
-        attempt: Attempt,
-        retry_at: int | None,
-        discarded: str | None = None,
-        then: Callable[[bool], None] | None = None,
+        self, attempt: Attempt, retry_at: int | None, discarded: str | None = None, then: Then | None = None
     ) -> Outcome:
         """The outcome that :meth:`settle` passes to the group commit."""
         ticket, result, run = attempt.ticket, attempt.result, attempt.next_run
@@ -618,10 +622,10 @@ class Tracker:
         notes += self._closing(result, retry_at, is_sent_again=attempt.next_run is not None)
         is_unread = is_unread and not kind.may_wait and checkpoint is None
         news = _news_of(attempt)
-        text = result.text if run is None else None
-        values = _columns(news, result=text, started_at=attempt.started_at, checkpoint=checkpoint)
+        values = _columns(news, result=None if run else result.text, started_at=attempt.started_at, checkpoint=checkpoint)
         if run is not None:
             values |= run.columns(is_lone=ticket.is_lone, tries=ticket.retries + 1)
+        values |= error_columns(self._ledger, None if result.kind is Kind.FAILED else result.failure, result.traceback)
         return Outcome(
             record.id, record.row.attempt, kind, retry_at, then, ticket.elsewhere,
             Stage.UNREAD if is_unread else Stage.READ, worker=record.worker_name,
@@ -639,9 +643,7 @@ class Tracker:
         has_run = attempt.began and attempt.started_at is not None
         return self._ledger.clock.monotonic() - attempt.began if has_run else None
 
-    def _outcome_of_slice(
-        self, attempt: Attempt, part: Slice, retry_at: int | None, then: Callable[[bool], None] | None
-    ) -> Outcome:
+    def _outcome_of_slice(self, attempt: Attempt, part: Slice, retry_at: int | None, then: Then | None) -> Outcome:
         """The outcome of an attempt at a slice, in which each item has its outcome or waits for the next attempt."""
         ticket, say, news = attempt.ticket, self._ledger.catalogue, part.take()
         status = Status.ERROR if retry_at is not None else part.status
@@ -663,7 +665,8 @@ class Tracker:
             ticket.event_id, ticket.attempt, _OF_SLICE[status] if retry_at is None else Kind.RETRY, retry_at, then,
             worker=ticket.record.worker_name,
             failure=None if only is None else Failure(only.code, only.message), seconds=self._seconds(attempt), notes=notes,
-            values=_columns(news, started_at=attempt.started_at), marks=news.marks, failures=news.failures,
+            values=_columns(news, started_at=attempt.started_at) | error_columns(self._ledger, *part.last_error),
+            marks=news.marks, failures=news.failures,
         )  # fmt: skip
 
     def _opening(self, attempt: Attempt) -> list[Note]:

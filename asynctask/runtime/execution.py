@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextvars
 import threading
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -25,7 +24,7 @@ from asynctask.errors import AsyncTaskError, FinalError, JobInterrupted, JobTime
 from asynctask.iterable import Slice
 from asynctask.job import CurrentJob, interrupted, performed, refuse_work, run, set_current_job
 from asynctask.logs import get_logger
-from asynctask.messages import clean
+from asynctask.messages import clean, template_of, text_of
 from asynctask.middleware.chain import Chain
 from asynctask.middleware.tracker import (
     ATTEMPT,
@@ -53,9 +52,6 @@ _NOTHING: Mapping[str, Any] = {}
 
 MAX_UNRECORDED: Final = 5_000
 """Number of unrecorded outcomes above which a process takes no more jobs."""
-
-MAX_STACK = 20_000
-"""Largest number of logged characters of a job's traceback; the end, with the error, is kept."""
 
 
 class WorkerMissing(AsyncTaskError):
@@ -529,9 +525,9 @@ class Performer:
                 part.fail(index, *_pair(refusal_of(error)))
             return
         if indexes:
-            delay = self.apply_policy(execution, error)
+            delay, traced = self.apply_policy(execution, error), execution.traced(error)
             for index in indexes:
-                part.error(index, *_pair(failure_of(error)), delay)
+                part.error(index, *_pair(failure_of(error)), delay, traced)
 
     def apply_policy(self, execution: Execution, error: BaseException) -> int | None:
         """Microseconds until the retry of an item that raised ``error``; None for no retry: the hooks of a dead job are
@@ -647,11 +643,9 @@ class Performer:
     def _report(self, execution: Execution, error: BaseException, decision: Decision) -> None:
         job = execution.job
         context = {"job_id": job.job_id, "worker": execution.name, "follow": decision.follow.value}
-        if decision.follow is Follow.RETRY:
-            self._log.info("job_raised", error=f"{clean(type(error).__name__)}: {text_of(error)}"[:500], **context)
-        else:
-            # As plain text: rendering an exception for a console may cost more than the job, and show its arguments.
-            self._log.warning("job_raised", stack=_stack(error), **context)
+        said = f"{clean(type(error).__name__)}: {text_of(error)}"
+        kind = execution.name, template_of(said)
+        self._log.raised("job_raised", error, kind, is_retried=decision.follow is Follow.RETRY, error=said[:500], **context)
         self._fire("error", error, {**context, "task_id": job.task_id, "attempt": job.attempt, "args": job.args})
 
     # -- threads that do not return
@@ -733,7 +727,8 @@ class _BatchReports:
             error = reason if isinstance(reason, BaseException) else RuntimeError(str(reason))
             why = failure_of(error)
             text = why.message if isinstance(reason, BaseException) else str(reason)
-            self._part.error(index, why.code, text, self._performer.apply_policy(self._execution, error))
+            delay = self._performer.apply_policy(self._execution, error)
+            self._part.error(index, why.code, text, delay, self._execution.traced(error))
 
 
 def _results(worker: Worker, result: Any, count: int, is_used: bool) -> Sequence[Any]:
@@ -756,11 +751,6 @@ def _pair(failure: Any) -> tuple[str, str]:
 def _check_counts(execution: Execution) -> None:
     if execution.is_lost:
         raise AttemptLost(f"attempt {execution.job.attempt} of {execution.job.job_id} is not the one that counts")
-
-
-def _stack(error: BaseException) -> str:
-    text = "".join(traceback.format_exception(error))[-MAX_STACK:].rstrip()
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 # -- the retry policy: what follows a job that raised. Pure; called once, before anything is recorded
@@ -852,11 +842,3 @@ def _ask(policy: RetryIn, worker: str, retries: int, error: BaseException, job: 
     except Exception:  # a broken policy must not lose the retry
         get_logger("asynctask.retry").exception("retry_in_failed", worker=worker)
     return None
-
-
-def text_of(error: BaseException) -> str:
-    """The text of an error, cleaned for storage."""
-    try:
-        return clean(str(error))
-    except Exception:  # the __str__ of the job's exception raised
-        return f"({clean(type(error).__name__)} without a readable text)"

@@ -27,8 +27,8 @@ from asynctask.errors import Unavailable
 from asynctask.job import CurrentJob, interrupted
 from asynctask.ledger.standalone import Arrival
 from asynctask.logs import get_logger
-from asynctask.messages import clean
-from asynctask.runtime.execution import Decision, Execution, Follow, Intake, decide, text_of
+from asynctask.messages import clean, text_of
+from asynctask.runtime.execution import Decision, Execution, Follow, Intake, decide
 from asynctask.runtime.pool import Pool
 from asynctask.runtime.process import memory_bytes
 from asynctask.sidekiq.copies import buried, options_of

@@ -13,6 +13,7 @@ revision = "0021"
 down_revision = "0020"
 branch_labels = None
 depends_on = None
+processes_go_on = True
 
 
 def upgrade() -> None:

@@ -328,6 +328,11 @@ SENTENCES: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("running", {"retrying": 2}, "Running. 2 rows wait for another try."),
     (
         "running",
+        {"retrying": 1_960, "retrying_errors": [{"count": 100, "template": "no ‹n›", "message": "no 1"}]},
+        "Running. 1,960 rows wait for another try: no ‹n›.",
+    ),
+    (
+        "running",
         split(state="failed", reason=BROKEN),
         "Running. The list could not be read to its end: the file ends in the middle",
     ),
@@ -505,6 +510,10 @@ def test_a_job_is_opened_by_keyboard_deleted_and_restarted(page: Page, shop: Sho
         with shop.worker():
             page.get_by_role("button", name="Restart").click()
             expect(page.locator("#messages")).to_contain_text("cannot read BUG-")
+            expect(page.locator("#error")).to_contain_text("cannot read BUG-")
+            expect(page.locator("#traceback pre")).to_be_hidden()
+            page.get_by_text("Traceback", exact=True).click()
+            expect(page.locator("#traceback pre")).to_contain_text("in enroll")
             expect(page.locator("#facts")).to_contain_text("Attempt2")
             several = app.submit("enroll", [{"sku": sku} for sku in ("OK-1", "NO-1", "OK-2")], chunk_size=3)
             page.goto(f"{said['url']}/jobs/{several.events()[0]['job_id']}")

@@ -653,7 +653,9 @@ NO_OPERATION: Final = {
             "TaskHandle.",
             "context, counts, error_groups, events, log, progress, refusal, refusal_object, rejects, report, state, wait",
         )
-        | _prefixed("asynctask ", "tasks, show, watch, jobs, workers, config, doctor, report, result, template, db check")
+        | _prefixed(
+            "asynctask ", "tasks, show, watch, jobs, job, workers, config, doctor, report, result, template, db check"
+        )
         | _prefixed("asynctask ", "middleware list, processes list, queues list, queues jobs, check-list, schedules list")
         | _prefixed("asynctask ", "retries list, retries search, scheduled list, scheduled search, dead list, dead search")
     ),

@@ -14,7 +14,7 @@ from asynctask.brokers.base import Copy
 from asynctask.clock import SECOND
 from asynctask.errors import BrokerUnavailable, Conflict, NotFound
 from asynctask.ledger import processes
-from asynctask.ledger.events import Note
+from asynctask.ledger.base import dumps
 from asynctask.ledger.recorder import Kind, Outcome, Recorder
 from asynctask.ledger.standalone import put_off_elsewhere
 from asynctask.task import TaskHandle
@@ -157,15 +157,16 @@ def test_the_error_of_rows_that_wait_for_a_retry_is_said(world: World, attended:
     task = attended.submit("note", numbers(3))
     due = attended.ledger.now() + 3_600 * SECOND
     texts = ["the shop is down", "the shop is down", "a bug"]
+    last_errors = [dumps({"code": "raised", "message": text, "process": None}) for text in texts]
     Recorder(attended.ledger).flush(
         [
-            Outcome(job.event_id, job.attempt, Kind.RETRY, retry_at=due, notes=[Note("error", text)])
-            for job, text in zip(borrow(attended.ledger, task.id), texts, strict=True)
+            Outcome(job.event_id, job.attempt, Kind.RETRY, retry_at=due, values={"last_error": error})
+            for job, error in zip(borrow(attended.ledger, task.id), last_errors, strict=True)
         ]
     )
     code, message, _ = only(attended, task)
     assert (code, message.partition(" until ")[0]) == ("retry", "The rows that are left (3) wait for a retry, the first")
-    assert message.endswith("; 2 of the next jobs ended with: the shop is down")
+    assert message.endswith("; most frequent error: the shop is down")
 
 
 def test_more_urgent_jobs_and_busy_processes_go_first(world: World, attended: AsyncTask) -> None:

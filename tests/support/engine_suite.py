@@ -235,6 +235,20 @@ class EngineConformance(ABC):
             assert performed(folder) == [1, 1, 1]
             exact(engine.app, task, error=1)
 
+    def test_the_last_error_is_kept_with_the_frames_of_the_function_and_its_process(self) -> None:
+        with self.harness() as (engine, _):
+            engine.start()
+            task = engine.app.submit("again", [{"n": 1, "breaks": 1}])
+            lone = engine.send("again", {"n": 2, "do": "raise"})
+            for job_id in (ended(task)[0]["job_id"], ended_alone(engine.app, lone)["job_id"]):
+                job = engine.app.event(job_id)
+                error, frames = job["last_error"], [line for line in job["traceback"].split("\n") if line[:7] == "  File "]
+                assert (error["code"], error["message"]) == ("raised", "ValueError: broken")
+                assert error["process"] in {each["identity"] for each in engine.app.operations.processes()}
+                assert job["traceback"].endswith("\nValueError: broken")
+                assert frames[-1].endswith(", in act")
+                assert len(frames) <= 2, "the function that the engine knows, and this one"
+
     def test_a_dead_job_that_a_person_restarts_runs_again(self) -> None:
         with self.harness() as (engine, folder):
             engine.start()

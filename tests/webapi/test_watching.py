@@ -201,7 +201,12 @@ def test_errors_are_grouped_and_every_change_is_logged(client: Client, ended: Ca
 
 def test_a_job_is_shown_with_its_life(client: Client, ended: Callable[..., int]) -> None:
     event = client.get(f"/api/tasks/{ended('A')}/events").json["events"][0]
-    assert client.get(f"/api/jobs/{event['job_id']}").json == {**event, "actions": []}
+    assert client.get(f"/api/jobs/{event['job_id']}").json == {
+        **event,
+        "actions": [],
+        "last_error": None,
+        "traceback": None,
+    }
     assert client.get("/api/jobs/nope").status_code == 404
 
 

@@ -24,6 +24,7 @@ function draw(job) {
   for (const button of $$("[data-verb]")) show(button, job.actions.includes(button.dataset.verb));
   drawFacts(job);
   drawMessages(job.messages);
+  drawError(job);
   setText($("#params"), pretty(job.params));
   setText($("#result"), pretty(job.result));
 }
@@ -82,6 +83,16 @@ function drawMessages(messages) {
       el("td", {}, m.row === undefined ? null : `Row ${count(m.row)}: `, user(m.message)), el("td", { class: "number" }, m.attempt ?? ""))));
   show($("#messages-box"), messages.length > 0);
   show($("#no-messages"), messages.length === 0);
+}
+
+/** The error of the last attempt that raised, which a later one may have mended. */
+function drawError(job) {
+  show($("#error-card"), job.last_error !== null);
+  if (job.last_error === null) return;
+  setText($("#error"), job.last_error.message);
+  setText($("#error-process"), job.last_error.process && `In the process ${job.last_error.process}`);
+  show($("#traceback"), job.traceback !== null);
+  setText($("#traceback pre"), job.traceback);
 }
 
 // -- What can be done --------------------------------------------------------------------------------------------------

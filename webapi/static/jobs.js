@@ -203,7 +203,7 @@ function line({ name }) {
     doing(name, "Switch on", turn(true)),
   ];
   const cells = [user(name), "", "", "", user("")].map((text) => el("td", {}, text));
-  return { buttons, cells, row: el("tr", {}, cells, "mayChange" in plans.dataset && el("td", {}, buttons)) };
+  return { buttons, cells, row: el("tr", {}, cells, "mayOperate" in plans.dataset && el("td", {}, buttons)) };
 }
 
 const schedules = new Poller(plans.dataset.schedules, {

@@ -2,7 +2,7 @@
 
 import { Poller, attempt, call, check, linked, upload } from "./api.js";
 import { $, $$, cells, drawBadge, drawBar, el, leave, setText, show, showProblem, user } from "./dom.js";
-import { CALLBACKS, CALLED, COUNTS, KINDS, badge, count, pace, percent, reached, rows, segments, sentence, when } from "./words.js";
+import { CALLBACKS, CALLED, COUNTS, KINDS, badge, count, pace, percent, reached, rows, saidBy, segments, sentence, when } from "./words.js";
 
 const id = $("#task").dataset.id;
 const self = `${document.body.dataset.api}/${id}`;
@@ -404,11 +404,14 @@ async function loadGroups(p, bad) {
   if (now === grouped) return;
   const { errors } = await call(`${self}/errors`, { has: "errors" });
   $("#groups tbody").replaceChildren(...errors.map((g) =>
-    el("tr", {}, el("td", { class: "number" }, count(g.count)), el("td", {}, kind(g.status)), el("td", {}, user(g.message)),
+    el("tr", {}, el("td", { class: "number" }, count(g.count)), el("td", {}, kind(g.status)), el("td", {}, user(saidBy(g)), instance(g)),
       el("td", {}, g.sample_rows.slice(0, 5).map((n) => count(n)).join(", ")), el("td", {}, mayControl && again(g)))));
   grouped = now;
   drawControls(current);
 }
+
+/** One of the messages of a group that shows what they have in common. */
+const instance = (g) => (saidBy(g) === g.message ? null : el("p", { class: "quiet" }, "For instance: ", user(g.message)));
 
 /** The button that runs the rows of one group again. */
 function again(group) {

@@ -62,7 +62,7 @@ export function badge(p) {
 export function sentence(p) {
   const { counts: c } = p;
   const broken = p.split.state === "failed" ? ` The list could not be read to its end: ${why(p)}` : "";
-  const waits = p.retrying ? ` ${rowsThat(p.retrying, "waits", "wait")} for another try.` : "";
+  const waits = p.retrying ? ` ${rowsThat(p.retrying, "waits", "wait")} for another try${retriedFor(p)}.` : "";
   switch (p.state) {
     case "splitting": return `Reading the list: ${rows(c.total)} so far.${waits}`;
     case "running": return running(p) + waits + broken;
@@ -73,6 +73,17 @@ export function sentence(p) {
     case "rejected": return rejected(p);
     default: return p.state;
   }
+}
+
+/** What a group of failures says: what they have in common, or the message of a single one. */
+export const saidBy = (group) => (group.count === 1 ? group.message : group.template);
+
+/** The error for which most of the rows wait. */
+function retriedFor(p) {
+  const [first] = p.retrying_errors ?? [];
+  if (!first) return "";
+  const said = saidBy(first);
+  return `: ${said.length > 120 ? `${said.slice(0, 119)}…` : said}`;
 }
 
 function running(p) {
