@@ -246,7 +246,7 @@ _CALLS: Final = ("in_this_process", "awaited_in_this_process")
 
 _LIBRARY: Final = Path(os.__file__).parent
 _FRAMEWORKS: Final = tuple(f"{path}{os.sep}" for path in (_OWN, _LIBRARY / "asyncio", _LIBRARY / "concurrent"))
-_ENGINES: Final = re.compile(r"[\\/](?:site|dist)-packages[\\/](?:celery|billiard|kombu|dramatiq|rq)[\\/]")
+_ENGINES: Final = re.compile(r"[\\/](?:site|dist)-packages[\\/](?:celery|billiard|kombu|dramatiq|rq|huey)[\\/]")
 
 
 def traceback_of(error: BaseException, args: Any = None) -> str | None:
@@ -278,9 +278,9 @@ def _keep_own(told: traceback.TracebackException) -> bool:
     while left:
         each = left.pop()
         frames, start = list(each.stack), 0
-        for place, frame in enumerate(frames, start=1):
+        for after, frame in enumerate(frames, start=1):
             if frame.filename == _CALLER and frame.name in _CALLS:
-                start = place
+                start = after
         while start < len(frames) and _is_framework(frames[start].filename):
             start += 1
         each.stack = traceback.StackSummary.from_list(frames[start:])
