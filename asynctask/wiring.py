@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from asynctask.brokers.base import About, Broker, Copy
 from asynctask.clock import Clock, Ids, hostname
@@ -262,6 +263,10 @@ class OnDemand(ABC):
     @abstractmethod
     def resume_split(self, task_id: int) -> None:
         """Resumes a split whose process died."""
+
+    @abstractmethod
+    def fire(self, event: str, *args: Any) -> None:
+        """Calls the hooks of an event."""
 
     @abstractmethod
     def task_closed(self, task_id: int) -> None:

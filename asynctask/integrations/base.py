@@ -577,6 +577,7 @@ class EngineProcess(AppProcess):
         ledger = replace(app.ledger, identity=identity)
         named = [engine_queue(engine, queue) for queue in queues]
         super().__init__(app, kind=engine, concurrency=concurrency, queues=named, ledger=ledger)
+        self._app = app
         self._engine = engine
         self._awaited: dict[threading.Event, None] = {}  # of outcomes whose threads wait for the commit
         self.recorder = Recorder(
@@ -758,6 +759,7 @@ class EngineProcess(AppProcess):
         self, attempt: Attempt, then: Callable[[], None], retry_at: int | None = None, discarded: str | None = None
     ) -> bool:
         ticket = attempt.ticket
+        call_hooks(self._app, attempt, is_retried=retry_at is not None)
 
         def committed(won: bool) -> None:
             if self._early is not None:  # tickets for other copies of this attempt are void
@@ -885,6 +887,10 @@ class Performed(Attempt):
     is_performing: bool = False
     error: BaseException | None = None
 
+    def raised(self, error: BaseException, cause: BaseException | None = None) -> None:
+        self.error = self.error if cause is None else cause
+        Attempt.raised(self, error, cause)
+
     def traced(self, error: BaseException, cause: BaseException | None = None) -> str | None:
         """None before the engine has named the cause: until then the exception may ask for another run, which is on its way
         and must not overtake the record of this one."""
@@ -896,6 +902,20 @@ class Performed(Attempt):
         except (TypeError, ValueError):  # no JSON
             args = [], {}
         return traceback_of(cause, args)
+
+
+def call_hooks(app: Dispatching, attempt: Attempt, *, is_retried: bool) -> None:
+    """Calls the application's hooks for an attempt that raised, in the process that performed it."""
+    result = attempt.result
+    if not isinstance(attempt, Performed) or attempt.error is None or attempt.is_settled:
+        return
+    if result is None or result.kind not in _ERRORS:
+        return
+    job, follow = attempt.job, "retry" if is_retried else "dead"
+    context = {"job_id": job.job_id, "worker": attempt.worker.name, "follow": follow}
+    app.fire("error", attempt.error, {**context, "task_id": job.task_id, "attempt": job.attempt, "args": job.args})
+    if not is_retried:
+        app.fire("death", job, attempt.error)
 
 
 class Engine(ABC):

@@ -35,7 +35,16 @@ from asynctask.arrivals import NextRun
 from asynctask.clock import Clock
 from asynctask.core.transitions import Begin
 from asynctask.errors import JobTimeout, Unavailable
-from asynctask.integrations.base import AWAY_S, LONG_S, PUT_OFF_S, EngineProcess, HeldAcks, RecordingGone, recording_chain
+from asynctask.integrations.base import (
+    AWAY_S,
+    LONG_S,
+    PUT_OFF_S,
+    EngineProcess,
+    HeldAcks,
+    RecordingGone,
+    call_hooks,
+    recording_chain,
+)
 from asynctask.job import CurrentJob, JobTask
 from asynctask.ledger.events import Failure, Note
 from asynctask.ledger.recorder import Kind
@@ -254,6 +263,7 @@ class ChildPerformer:
     """
 
     def __init__(self, app: Dispatching, connection: socket.socket, flags: mmap.mmap) -> None:
+        self._app = app
         self.chain = recording_chain(app, cast(Tracker, Collecting()))
         self._clock = app.clock
         self._connection = connection
@@ -303,11 +313,13 @@ class ChildPerformer:
 
     def hand_over(self, attempt: Attempt, *, delay_s: float | None = None) -> Callable[[], object]:
         """The same; the returned function blocks until it is committed. Send no other request in between."""
+        call_hooks(self._app, attempt, is_retried=delay_s is not None)
         return partial(self._wait, self._tell("settle", report=_closed(attempt), delay_s=delay_s))
 
     def settle_later(self, attempt: Attempt, then: Callable[[], None] = lambda: None) -> None:
         """Passes on the outcome of a last attempt. The worker may acknowledge the job when that is committed; nobody calls
         ``then`` here."""
+        call_hooks(self._app, attempt, is_retried=False)
         self._tell("settle_later", report=_closed(attempt))
 
     def save(self, checkpoint: str) -> None:

@@ -63,6 +63,8 @@ class Dispatching(Protocol):
 
     def maintenance(self, ledger: Ledger) -> Maintenance: ...
 
+    def fire(self, event: str, *args: Any) -> None: ...
+
 
 class Parts(Dispatching, Protocol):
     """The parts that a worker process needs."""
@@ -83,8 +85,6 @@ class Parts(Dispatching, Protocol):
         is_quiet: Callable[[], bool],
         on_signal: Callable[[str], None],
     ) -> Hook: ...
-
-    def fire(self, event: str, *args: Any) -> None: ...
 
 
 ENOUGH: Final = 50

@@ -15,6 +15,7 @@ folder and a shard, and is retried like ``again``. The application's own runtime
 from __future__ import annotations
 
 import csv
+import json
 import os
 import sys
 from abc import ABC, abstractmethod
@@ -248,6 +249,21 @@ class EngineConformance(ABC):
                 assert job["traceback"].endswith("\nValueError: broken")
                 assert frames[-1].endswith(", in act")
                 assert len(frames) <= 2, "the function that the engine knows, and this one"
+
+    def test_the_hooks_hear_of_each_error_and_of_the_last(self) -> None:
+        with self.harness() as (engine, folder):
+            engine.start()
+            task = engine.app.submit("again", [{"n": 1, "breaks": 1}, {"n": 2, "do": "refuse"}])
+            (first, _), lone = ended(task), engine.send("again", {"n": 3, "do": "raise"})
+            died = ended_alone(engine.app, lone)["job_id"]
+            hooks = folder / "hooks"
+            wait_for(lambda: '"death"' in hooks.read_text(), "the hooks are called")
+            said = [tuple(json.loads(line)) for line in hooks.read_text().splitlines()]
+            why = "ValueError: broken"
+            assert [each for each in said if each[1] == first["job_id"]] == [("error", first["job_id"], 1, "retry", why)]
+            assert [each[0] for each in said if each[1] == died] == ["error", "error", "error", "death"]
+            assert [each[3] for each in said if each[1] == died] == ["retry", "retry", "dead", ""]
+            assert {each[4] for each in said} == {why}
 
     def test_a_dead_job_that_a_person_restarts_runs_again(self) -> None:
         with self.harness() as (engine, folder):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -28,6 +29,7 @@ from asynctask.integrations import dramatiq as on_dramatiq
 from asynctask.integrations import huey as on_huey
 from asynctask.integrations import rq as on_rq
 from asynctask.integrations.base import pushed_job
+from asynctask.job import CurrentJob
 
 FOLDER, DATABASE, BROKER, ENGINE = "ENGINE_FOLDER", "ENGINE_DATABASE", "ENGINE_BROKER", "ENGINE_KIND"
 BREAK = "ENGINE_BREAK"
@@ -59,7 +61,7 @@ def queue_of(folder: Path) -> str:
 
 def own(folder: Path, database_url: str, broker_url: str) -> tuple[dict[str, Any], AsyncTask]:
     """The application's own runtime."""
-    app = AsyncTask(**settings(folder, database_url=database_url, app="support.engines:app"))
+    app = hooked(folder, AsyncTask(**settings(folder, database_url=database_url, app="support.engines:app")))
     made = {
         "act": app.worker(name="act", retry=0)(partial_of(folder)),
         "again": app.worker(name="again", retry=2, retry_in=lambda *_: 0.01)(partial_of(folder)),
@@ -80,7 +82,7 @@ def celery(folder: Path, database_url: str, broker_url: str) -> tuple[Celery, As
     )
     if broker_url.startswith("redis:"):
         made.conf.broker_transport_options = {"global_keyprefix": f"{folder.name}:"}
-    app = AsyncTask(**settings(folder, database_url=database_url))
+    app = hooked(folder, AsyncTask(**settings(folder, database_url=database_url)))
     on_celery.attach(made, app)
     made.task(name="act", shared=False)(partial_of(folder))
     retried = {"autoretry_for": (ValueError,), "max_retries": 2, "default_retry_delay": 0, "retry_backoff": False}
@@ -96,7 +98,7 @@ def dramatiq_(folder: Path, database_url: str, broker_url: str) -> tuple[dramati
         broker = RedisBroker(url=broker_url, namespace=folder.name, heartbeat_timeout=2_000, maintenance_chance=1_000_000)
     else:
         broker = RabbitmqBroker(url=broker_url)
-    app = AsyncTask(**settings(folder, database_url=database_url))
+    app = hooked(folder, AsyncTask(**settings(folder, database_url=database_url)))
     on_dramatiq.attach(broker, app)
     assert any(isinstance(each, Retries) for each in broker.middleware)
     actor: Any = partial(dramatiq.actor, broker=broker, queue_name=queue_of(folder))
@@ -124,7 +126,7 @@ def rq_cells(shard: dict[str, Any]) -> Iterator[Any]:
 
 def rq_(folder: Path, database_url: str, broker_url: str) -> tuple[on_rq.RqEngine, AsyncTask]:
     """RQ, on a queue of its own."""
-    app = AsyncTask(**settings(folder, database_url=database_url))
+    app = hooked(folder, AsyncTask(**settings(folder, database_url=database_url)))
     made = on_rq.attach(Redis.from_url(broker_url), app, serializer="json")
     decorated = {
         "rq_act": made.job(queue_of(folder), name="act")(rq_act),
@@ -139,12 +141,30 @@ def rq_(folder: Path, database_url: str, broker_url: str) -> tuple[on_rq.RqEngin
 def huey_(folder: Path, database_url: str, broker_url: str) -> tuple[RedisHuey, AsyncTask]:
     """Huey on Redis."""
     made = RedisHuey(queue_of(folder), url=broker_url)
-    app = AsyncTask(**settings(folder, database_url=database_url))
+    app = hooked(folder, AsyncTask(**settings(folder, database_url=database_url)))
     on_huey.attach(made, app)
     made.task(name="act")(partial_of(folder))
     made.task(name="again", retries=2)(partial_of(folder))
     made.task(name="cells", retries=2, export_columns=COLUMNS)(cells_of(folder))
     return made, app
+
+
+def hooked(folder: Path, app: AsyncTask) -> AsyncTask:
+    """Notes in the folder which hooks are called."""
+
+    def note(*said: Any) -> None:
+        with (folder / "hooks").open("a") as file:
+            file.write(json.dumps(said) + "\n")
+
+    @app.on("error")
+    def error(raised: BaseException, context: Mapping[str, Any]) -> None:
+        note("error", context["job_id"], context["attempt"], context["follow"], f"{type(raised).__name__}: {raised}")
+
+    @app.on("death")
+    def death(job: CurrentJob, raised: BaseException) -> None:
+        note("death", job.job_id, job.attempt, "", f"{type(raised).__name__}: {raised}")
+
+    return app
 
 
 def partial_of(folder: Path) -> Any:
