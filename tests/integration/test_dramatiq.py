@@ -369,7 +369,7 @@ def test_a_message_of_before_its_queue_was_named_is_not_restarted(engine: Dramat
     assert (named_two.done, "dramatiq" in named_two.skipped[job_id]) == (0, True)
     all_dead = engine.app.operations.act_on_all("dead", "restart")
     assert (all_dead.done, ["dramatiq" in why for why in all_dead.skipped.values()]) == (0, [True])
-    assert engine.app.operations.job(job_id)["actions"] == []
+    assert engine.app.operations.job(job_id)["actions"] == ["dismiss"]
     said_to_people = io.StringIO()
     url = ["--database-url", engine.world.store.url, "--data-dir", str(engine.world.folder / "data")]
     assert run([*url, "dead", "restart", job_id], stdout=io.StringIO(), stderr=said_to_people) != 0

@@ -96,12 +96,16 @@ def work_through(shop: Shop, app: AsyncTask, folder: Path, capsys: pytest.Captur
 
 def without_worker(shop: Shop, app: AsyncTask) -> None:
     shop.step("In your Flask application")
+    shop.flask_app.secret_key = "of the tests"  # an application with a login has one
     shop.start()
     client = shop.flask_app.test_client()
     sheet = {"file": (io.BytesIO(b"sku,seller\nE-1,Nordwind\n"), "more.csv")}
     answer = client.post("/promotions", data=sheet)
     assert answer.status_code == 202
     task_id = answer.get_json()["task_id"]
+    assert client.get(f"/bulk/api/tasks/{task_id}").status_code == 401
+    with client.session_transaction() as session:
+        session["name"] = "ann"
     assert client.get(f"/bulk/api/tasks/{task_id}").get_json()["owner"] == "ann"
     assert client.get("/bulk/").status_code == 200
     assert [each["kind"] for each in app.processes()] == ["web"]

@@ -13,7 +13,7 @@ from typing import Any
 from support.crash_worker import Trap
 from support.world import MARK, make_app
 
-from asynctask import schedules
+from asynctask.ledger import schedules
 
 app = make_app(Path(os.environ[MARK]), app="support.schedule_app:app")
 

@@ -231,7 +231,7 @@ def test_jobs_without_a_task_are_listed_newest_first(
 def test_a_single_job_is_deleted_given_up_and_restarted(app: AsyncTask, client: Client, working: Working) -> None:
     refused, given_up = (app.workers["enroll"].perform_async({"sku": sku}) for sku in ("NO-1", "A"))
     killed = client.post(f"/api/jobs/{given_up}/kill").json
-    assert (killed["status"], killed["actions"]) == ("error", ["restart"])
+    assert (killed["status"], killed["actions"]) == ("error", ["restart", "dismiss"])
     answer = client.post(f"/api/jobs/{given_up}/kill")
     assert (answer.status_code, answer.json["code"]) == (409, "conflict")
     assert client.post(f"/api/jobs/{given_up}/restart").json["status"] == "enqueue"
