@@ -1,11 +1,8 @@
-"""The shop's jobs: one enrols the products of a sheet in the spring sale, one exports the price list.
+"""The shop's jobs: ``asynctask -A shop.jobs:app worker`` performs them."""
 
-``asynctask -A shop.jobs:app worker`` performs them.
-"""
-
-from __future__ import annotations
-
+import logging
 from collections.abc import Iterator
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Annotated, Any
 
@@ -17,6 +14,7 @@ from asynctask.exports import key_ranges
 from shop.models import Enrolment, Product, engine, session
 
 app = AsyncTask()
+log = logging.getLogger(__name__)
 
 
 class Row(BaseModel):
@@ -27,9 +25,9 @@ class Row(BaseModel):
 
 
 @app.worker(retry=3, unique="sku")
-def enrol_product(item: Row) -> dict[str, Any]:
-    """Enrols a product in the spring sale, for a lower price."""
-    job_id, cents = current_job().job_id, int(item.price * 100)
+def enrol_product(item: Row) -> dict[str, str]:
+    """Enrols a product in the sale, for a lower price."""
+    job, cents = current_job(), int(item.price * 100)
     with session() as db, db.begin():
         product = db.get(Product, item.sku)
         if product is None:
@@ -38,10 +36,23 @@ def enrol_product(item: Row) -> dict[str, Any]:
             raise NormalException(f"the price in the sale must be below {product.price_cents / 100:.2f}")
         enrolled = db.get(Enrolment, item.sku)
         if enrolled is None:
-            db.add(Enrolment(sku=item.sku, price_cents=cents, job_id=job_id))
-        elif enrolled.job_id != job_id:  # it is this job's own if the job ran before, and its process died
-            raise NormalException("the product is in the sale already")
+            until = date.fromisoformat(job.context["until"])
+            db.add(Enrolment(sku=item.sku, price_cents=cents, until=until, enrolled_by=job.owner, job_id=job.job_id))
+        elif enrolled.job_id != job.job_id:
+            raise NormalException(f"the product is in a sale already, until {enrolled.until}")
     return {"saved": f"{(product.price_cents - cents) / 100:.2f}"}
+
+
+@app.every("5 0 * * *")
+@app.worker(retry=3)
+def end_sales() -> dict[str, int]:
+    """Takes the products out of the sale whose last day has passed (UTC)."""
+    with session() as db, db.begin():
+        ended = list(db.scalars(sa.select(Enrolment).where(Enrolment.until < datetime.now(UTC).date())))
+        for enrolment in ended:
+            log.info("the sale of %s has ended", enrolment.sku)
+            db.delete(enrolment)
+    return {"ended": len(ended)}
 
 
 @app.export(columns=["sku", "name", "price", "sale price"])

@@ -1,8 +1,7 @@
 """The shop's own tables, in its own database (``SHOP_DATABASE_URL``), apart from the ledger."""
 
-from __future__ import annotations
-
 import os
+from datetime import date
 from functools import cache
 
 import sqlalchemy as sa
@@ -33,12 +32,14 @@ class Product(Base):
 
 
 class Enrolment(Base):
-    """A product in the spring sale. ``job_id``: the job that enrolled it, which may run twice."""
+    """A product in a sale, up to and including the day ``until``."""
 
     __tablename__ = "enrolments"
     sku: Mapped[str] = mapped_column(sa.ForeignKey("products.sku"), primary_key=True)
     price_cents: Mapped[int]
-    job_id: Mapped[str] = mapped_column(sa.String(64))
+    until: Mapped[date]
+    enrolled_by: Mapped[str] = mapped_column(sa.String(64))
+    job_id: Mapped[str] = mapped_column(sa.String(64))  # the job that enrolled it
 
 
 def engine() -> Engine:
@@ -57,12 +58,9 @@ def session() -> Session:
 
 
 def prepare(user: str, password: str, products: int = 200) -> None:
-    """Creates the tables, a user and some products, as far as they are missing."""
+    """Creates the tables, some products, and a user with this password."""
     Base.metadata.create_all(engine())
     with session() as db, db.begin():
-        if db.get(User, user) is None:
-            db.add(User(name=user, password_hash=generate_password_hash(password)))
-        known = set(db.scalars(sa.select(Product.sku)))
+        db.merge(User(name=user, password_hash=generate_password_hash(password)))
         for number in range(1, products + 1):
-            if (sku := f"A-{number}") not in known:
-                db.add(Product(sku=sku, name=f"Article {number}", price_cents=1_000 + number))
+            db.merge(Product(sku=f"A-{number}", name=f"Article {number}", price_cents=1_000 + number))

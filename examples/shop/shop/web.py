@@ -1,142 +1,117 @@
-"""The shop's web application: a login, an upload, and a page that follows a Task: ``flask --app shop.web run``."""
-
-from __future__ import annotations
+"""The shop's web application: ``flask --app shop.web run``."""
 
 import os
 import secrets
-from collections.abc import Callable
-from functools import wraps
+from datetime import date
 from typing import Any
 
 import click
-from flask import Flask, Request, abort, flash, redirect, render_template, request, url_for
+from flask import Blueprint, Flask, Request, abort, flash, redirect, render_template, request, url_for
 from flask import session as cookie
 from werkzeug.middleware.dispatcher import DispatcherMiddleware
 from werkzeug.security import check_password_hash
 
 import webapi
-from asynctask.errors import InputError, NotFound
+from asynctask.errors import InputError
 from shop.jobs import app as tasks
 from shop.jobs import enrol_product, price_list_shards
 from shop.models import User, prepare, session
 
-View = Callable[..., Any]
+pages = Blueprint("pages", __name__, cli_group=None)
+
+
+@pages.before_request
+def require_login() -> Any:
+    """Sends those who are not logged in to the login."""
+    if "user" not in cookie and request.endpoint != "pages.log_in":
+        return redirect(url_for("pages.log_in"))
+    return None
+
+
+@pages.route("/login", methods=["GET", "POST"])
+def log_in() -> Any:
+    """The form, and what it sends."""
+    if request.method == "GET":
+        return render_template("login.html")
+    with session() as db:
+        user = db.get(User, request.form["name"])
+    if user is None or not check_password_hash(user.password_hash, request.form["password"]):
+        flash("The name or the password is wrong.")
+        return redirect(url_for("pages.log_in"))
+    cookie["user"] = user.name
+    return redirect(url_for("pages.index"))
+
+
+@pages.post("/logout")
+def log_out() -> Any:
+    """Ends the login."""
+    cookie.clear()
+    return redirect(url_for("pages.log_in"))
+
+
+@pages.get("/")
+def index() -> str:
+    """The forms, and the user's Tasks."""
+    return render_template("index.html", tasks=tasks.tasks(owner=cookie["user"], limit=20))
+
+
+@pages.post("/enrolments")
+def enrol() -> Any:
+    """Submits a sheet: one Task."""
+    sheet, user = request.files["sheet"], cookie["user"]
+    try:
+        until = date.fromisoformat(request.form["until"])
+    except ValueError:
+        flash("Write the last day of the sale as 2027-05-31.")
+        return redirect(url_for("pages.index"))
+    try:
+        stored = tasks.uploads.store(sheet.stream, sheet.filename or "sheet")
+        task = tasks.submit_file(enrol_product, stored, owner=user, context={"until": until.isoformat()})
+    except InputError as error:  # it is no sheet, or no row can be accepted
+        flash(f"The sheet was not accepted: {error}")
+        return redirect(url_for("pages.index"))
+    return redirect(url_for("pages.follow", task_id=task.id))
+
+
+@pages.post("/price-lists")
+def export() -> Any:
+    """Submits an export: one Task."""
+    shards = price_list_shards()
+    task = tasks.submit_export("price_list", shards, format="xlsx", title="Price list", owner=cookie["user"])
+    return redirect(url_for("pages.follow", task_id=task.id))
+
+
+@pages.get("/tasks/<int:task_id>")
+def follow(task_id: int) -> str:
+    """The page of one Task of the user."""
+    found = tasks.tasks(ids=[task_id], owner=cookie["user"])
+    if not found:
+        abort(404)
+    return render_template("task.html", task=found[0])
+
+
+@pages.cli.command("prepare")
+@click.option("--user", default="ann")
+@click.password_option()
+def prepare_shop(user: str, password: str) -> None:
+    """Creates the tables, some products, and a user."""
+    prepare(user, password)
 
 
 def create_app() -> Flask:
-    """The shop, with the API of its Tasks below ``/bulk``."""
+    """The shop's pages, and the API of its Tasks below ``/bulk``."""
     shop = Flask(__name__)
     shop.config.update(
         SECRET_KEY=os.environ.get("SHOP_SECRET_KEY") or secrets.token_hex(),  # without it, a restart ends all logins
         SESSION_COOKIE_SAMESITE="Lax",  # other sites cannot post in a user's name
     )
-    add_views(shop)
-    add_tasks(shop)
-    api = webapi.create_app(tasks, authorize=api_users(shop))
-    shop.wsgi_app = DispatcherMiddleware(shop.wsgi_app, {"/bulk": api})  # type: ignore[method-assign]
-
-    @shop.cli.command("prepare")
-    @click.option("--user", default="ann")
-    @click.option("--password", prompt=True, hide_input=True)
-    def prepare_shop(user: str, password: str) -> None:
-        """Creates the tables, a user and some products."""
-        prepare(user, password)
-
-    return shop
-
-
-# -- who may see what
-
-
-def api_users(shop: Flask) -> Callable[[Request], webapi.User | None]:
-    """Tells the API who sends a request: users, who read their own Tasks there, and submit on the pages of the shop."""
+    shop.register_blueprint(pages)
 
     def authorize(request: Request) -> webapi.User | None:
         with shop.request_context(request.environ):
             user = cookie.get("user")
         return None if user is None else webapi.User(user, owner=user, rights={"read"})
 
-    return authorize
-
-
-def owner_of(task_id: int) -> str | None:
-    """Who has submitted a Task; None if there is none."""
-    try:
-        return str(tasks.progress(task_id)["owner"])
-    except NotFound:
-        return None
-
-
-def for_users(view: View) -> View:
-    """A view for those who are logged in; it gets the user's name."""
-
-    @wraps(view)
-    def guarded(**arguments: Any) -> Any:
-        if "user" not in cookie:
-            return redirect(url_for("log_in"))
-        return view(cookie["user"], **arguments)
-
-    return guarded
-
-
-# -- views
-
-
-def add_views(shop: Flask) -> None:
-    """Login and logout."""
-
-    @shop.get("/login")
-    def log_in() -> str:
-        return render_template("login.html")
-
-    @shop.post("/login")
-    def check_login() -> Any:
-        with session() as db:
-            user = db.get(User, request.form.get("name", ""))
-        if user is None or not check_password_hash(user.password_hash, request.form.get("password", "")):
-            flash("The name or the password is wrong.")
-            return redirect(url_for("log_in"))
-        cookie["user"] = user.name
-        return redirect(url_for("index"))
-
-    @shop.post("/logout")
-    def log_out() -> Any:
-        cookie.clear()
-        return redirect(url_for("log_in"))
-
-
-def add_tasks(shop: Flask) -> None:
-    """The user's Tasks: the list, a form for a sheet, an export, and a page that follows one."""
-
-    @shop.get("/")
-    @for_users
-    def index(user: str) -> str:
-        return render_template("index.html", user=user, tasks=tasks.tasks(owner=user, limit=20))
-
-    @shop.post("/enrolments")
-    @for_users
-    def enrol(user: str) -> Any:
-        sheet = request.files.get("sheet")
-        if sheet is None or not sheet.filename:
-            flash("Choose a sheet first.")
-            return redirect(url_for("index"))
-        try:
-            stored = tasks.uploads.store(sheet.stream, sheet.filename)
-            task = tasks.submit_file(enrol_product, stored, title=sheet.filename, owner=user)
-        except InputError as error:  # no row can be accepted, or it is no sheet
-            flash(f"The sheet was not accepted: {error}")
-            return redirect(url_for("index"))
-        return redirect(url_for("follow", task_id=task.id))
-
-    @shop.post("/price-lists")
-    @for_users
-    def export(user: str) -> Any:
-        task = tasks.submit_export("price_list", price_list_shards(), format="xlsx", title="price list", owner=user)
-        return redirect(url_for("follow", task_id=task.id))
-
-    @shop.get("/tasks/<int:task_id>")
-    @for_users
-    def follow(user: str, task_id: int) -> str:
-        if owner_of(task_id) != user:
-            abort(404)
-        return render_template("task.html", user=user, task=tasks.progress(task_id))
+    api = webapi.create_app(tasks, authorize=authorize)
+    shop.wsgi_app = DispatcherMiddleware(shop.wsgi_app, {"/bulk": api})  # type: ignore[method-assign]
+    return shop

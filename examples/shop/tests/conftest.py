@@ -14,8 +14,8 @@ from asynctask import AsyncTask
 def shop_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asynctask_app: AsyncTask) -> None:
     monkeypatch.setenv("SHOP_DATABASE_URL", f"sqlite:///{tmp_path}/shop.db")
     monkeypatch.setenv("SHOP_SECRET_KEY", "of the tests")
-    prepare("ann", "secret", products=5)
-    prepare("bob", "secret")
+    for name in ("ann", "bob"):
+        prepare(name, "secret", products=5)
 
 
 @pytest.fixture
