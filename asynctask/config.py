@@ -21,7 +21,7 @@ from asynctask.messages import CATALOGUE
 
 ENV_PREFIX: Final = "ASYNCTASK_"
 HOW_TO_MAKE_ONE: Final = 'to make one: python -c "import secrets; print(secrets.token_urlsafe(32))"'
-WEBHOOK_SECRET_FORM: Final = (
+WHSEC_FORM: Final = (
     "whsec_ and 24 to 64 bytes as base64; to make one: python -c"
     " \"import base64, secrets; print('whsec_' + base64.b64encode(secrets.token_bytes(32)).decode())\""
 )
@@ -314,7 +314,7 @@ class Config:
         if not (24 <= len(key) <= 64 and self.webhook_secret.startswith("whsec_")) and (
             self.webhook_secret or self.webhook_url
         ):
-            raise ConfigError(f"webhook_secret: write {WEBHOOK_SECRET_FORM}")
+            raise ConfigError(f"webhook_secret: write {WHSEC_FORM}")
         return key
 
     def queue_weights(self) -> dict[str, int]:
