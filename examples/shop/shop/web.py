@@ -41,6 +41,7 @@ def create_app() -> Flask:
     def prepare_shop(user: str, password: str) -> None:
         """Creates the tables, a user and some products."""
         prepare(user, password)
+        click.echo(f"Ready: log in as {user}.")
 
     return shop
 
