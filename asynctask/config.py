@@ -494,7 +494,8 @@ def _parse(name: str, text: str, kind: type) -> Any:
             return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": False}[text.lower()]
         return kind(text)
     except (ValueError, KeyError):
-        raise ConfigError(f"{ENV_PREFIX}{name.upper()}={text!r} is no {kind.__name__}") from None
+        form = {bool: "1, true or yes, or 0, false or no", int: "a whole number", float: "a number"}[kind]
+        raise ConfigError(f"{ENV_PREFIX}{name.upper()}={text!r}: write {form}") from None
 
 
 def _check(name: str, value: Any, low: float | None, high: float | None) -> None:
