@@ -97,7 +97,10 @@ def work_through(shop: Shop, app: AsyncTask, folder: Path, capsys: pytest.Captur
 def without_worker(shop: Shop, app: AsyncTask) -> None:
     shop.step("In your Flask application")
     shop.start()
+    shop.flask_app.secret_key = "of the test"
     client = shop.flask_app.test_client()
+    with client.session_transaction() as cookie:
+        cookie["name"] = "ann"
     sheet = {"file": (io.BytesIO(b"sku,seller\nE-1,Nordwind\n"), "more.csv")}
     answer = client.post("/promotions", data=sheet)
     assert answer.status_code == 202
