@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, over
 from asynctask.access import LINKABLE, MAX_LINK_S, Link, sign
 from asynctask.brokers.admin import MAX_PAGE
 from asynctask.clock import SECOND, Clock, Ids, SystemClock, SystemIds, micros, rfc3339
-from asynctask.config import HOW_TO_MAKE_ONE, check_setting, load
+from asynctask.config import HOW_TO_MAKE_ONE, WHSEC_FORM, check_setting, load
 from asynctask.core.transitions import CALLBACKS, MERGE
 from asynctask.errors import AsyncTaskError, ConfigError, InputError, NoLinks, UnknownWorker
 from asynctask.exports.files import ResultFile
@@ -810,7 +810,8 @@ class AsyncTask(OnDemand):
         name = kind if number == 1 else f"{kind}:{number}"
         if callback.worker == WEBHOOK:
             if not self.config.webhook_secret:
-                raise InputError(f"option {kind!r}: set webhook_secret, which signs webhooks", code="invalid_option")
+                missing = f"set webhook_secret, which signs webhooks, to {WHSEC_FORM}"
+                raise InputError(f"option {kind!r}: {missing}", code="invalid_option")
             return NewCallback(name, WEBHOOK, self.config.callback_queue, callback.args)
         found = self.workers.get(callback.worker)
         if found is None:

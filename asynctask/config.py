@@ -21,6 +21,10 @@ from asynctask.messages import CATALOGUE
 
 ENV_PREFIX: Final = "ASYNCTASK_"
 HOW_TO_MAKE_ONE: Final = 'to make one: python -c "import secrets; print(secrets.token_urlsafe(32))"'
+WHSEC_FORM: Final = (
+    "whsec_ and 24 to 64 bytes as base64; to make one: python -c"
+    " \"import base64, secrets; print('whsec_' + base64.b64encode(secrets.token_bytes(32)).decode())\""
+)
 
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 LOG_FORMATS: Final = ("auto", "console", "json")
@@ -310,10 +314,7 @@ class Config:
         if not (24 <= len(key) <= 64 and self.webhook_secret.startswith("whsec_")) and (
             self.webhook_secret or self.webhook_url
         ):
-            raise ConfigError(
-                "webhook_secret: write whsec_ and 24 to 64 bytes as base64; to make one: python -c"
-                " \"import base64, secrets; print('whsec_' + base64.b64encode(secrets.token_bytes(32)).decode())\""
-            )
+            raise ConfigError(f"webhook_secret: write {WHSEC_FORM}")
         return key
 
     def queue_weights(self) -> dict[str, int]:
@@ -493,7 +494,8 @@ def _parse(name: str, text: str, kind: type) -> Any:
             return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": False}[text.lower()]
         return kind(text)
     except (ValueError, KeyError):
-        raise ConfigError(f"{ENV_PREFIX}{name.upper()}={text!r} is no {kind.__name__}") from None
+        form = {bool: "1, true or yes, or 0, false or no", int: "a whole number", float: "a number"}[kind]
+        raise ConfigError(f"{ENV_PREFIX}{name.upper()}={text!r}: write {form}") from None
 
 
 def _check(name: str, value: Any, low: float | None, high: float | None) -> None:

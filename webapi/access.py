@@ -93,7 +93,7 @@ def _admit() -> None:
         raise Forbidden(f"this link opens Task {user.task_id} only")
     elif endpoint not in OWN | PUBLIC:
         raise Forbidden(
-            "this is not of one owner, and only the Tasks of one owner are open to you"
+            "this belongs to no owner, and you may use only what belongs to yours"
             + (": submit a list of one item instead" if endpoint == "workers.create_job" else "")
         )
 

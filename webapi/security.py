@@ -337,7 +337,7 @@ def register_users(flask_app: APIFlask, config: Config, authorize: Authorize | N
             if user is None and known:
                 user = _by_token(logins)
         if user is None:
-            raise LoggedOut("nobody is logged in here: log in where this server is a part of, and try again")
+            raise LoggedOut("you are not logged in: log in to the application that this page belongs to, and try again")
         g.user = user
         request.environ["REMOTE_USER"] = user.name
 

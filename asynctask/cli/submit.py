@@ -242,7 +242,9 @@ def _context(_context: click.Context, _option: click.Parameter, text: str | None
 @click.option("--chunk-size", help="Rows of one job, or auto: 1 up to 10,000 rows, then about 10,000 jobs.")
 @click.option("--context", callback=_context, metavar="JSON", help='Constants for all rows: {"seller": 7}. No secrets.')
 @click.option(
-    "--on-complete", help='A worker to call when the last row has ended: NAME or {"worker": NAME, "args": [...]}.'
+    "--on-complete",
+    help='A worker to call when the last row has ended: NAME or {"worker": NAME, "args": [...]}; or a webhook:'
+    ' {"url": "https://..."}; or a JSON list of several.',
 )
 @click.option("--on-success", help="The same, if no row failed or was cancelled.")
 @click.option("--on-failure", help="The same, if any row failed or was cancelled.")
@@ -425,6 +427,8 @@ def perform(session: Session, worker: str, text: str, seconds: float) -> int:
     app = session.app(required="perform needs the worker's code")
     if (found := app.workers.get(worker)) is None:
         raise UnknownWorker(worker, app.workers)
+    if (takes := found.unfit_for(len(args))) is not None:
+        raise click.BadParameter(f"--args has {count(len(args), 'argument')}, and worker {worker!r} takes {takes}")
     try:
         job_id = found.perform_in(seconds, *args) if seconds else found.perform_async(*args)
     except TypeError as error:

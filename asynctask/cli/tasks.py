@@ -359,6 +359,7 @@ def job(session: Session, job_id: str) -> int:
             "due": event["due_at"],
             "started": event["started_at"],
             "finished": event["finished_at"],
+            "dismissed": "yes" if event["dismissed"] else None,
             "process": event["process"],
             "last message": _last_message(event),
             "last error": error.get("message"),

@@ -666,7 +666,7 @@ _FIRST: Final = (
 )
 _COULD_START: Final = (
     sa.select(
-        _t.id, _t.queue, _t.worker_name, _t.priority, _t.parallel, (_t.chunk_size != 1).label("in_slices"),
+        _t.id, _t.queue, _t.worker_name, _t.priority, _t.parallel, _t.start_at, (_t.chunk_size != 1).label("in_slices"),
         (_t.created_jobs - _t.next_seq).label("left"), (_t.generation > 1).label("is_again"),
         _tallied(_n.enqueue - _n.retrying).label("waiting"),
         _tallied(_n.retrying).label("retrying"),
@@ -674,7 +674,7 @@ _COULD_START: Final = (
         _FIRST.label("first_at"),
     )
     .with_hint(tasks, "FORCE INDEX (ix_tasks_open)", "mariadb")  # otherwise it may read finished Tasks, too
-    .where(_t.finished_at.is_(None), lending.MAY)
+    .where(_t.finished_at.is_(None), lending.MAY, _t.start_at.is_(None) | (_t.start_at <= sa.bindparam("now")))
     .order_by(_t.id)
     .limit(MOST_TASKS)
 )  # fmt: skip
@@ -701,15 +701,15 @@ def backlog(connection: Connection, now: int) -> list[Backlog]:
     Task that are due and not lent.
 
     Counts the oldest 10,000 open Tasks by their counters, the first 100,000 jobs without a Task, and the first 10,000 due
-    retries. Jobs due later, and jobs of Tasks that are paused or wait for their session, do not count. A job that runs for
-    less than a tenth of a second may count as waiting, because its start is not recorded.
+    retries. Jobs due later, and jobs of Tasks that are paused or wait for their session or start time, do not count. A job
+    that runs for less than a tenth of a second may count as waiting, because its start is not recorded.
     """
     found: dict[tuple[str, int, str], Backlog] = {}
 
     def group(queue: str, worker: str, priority: int) -> Backlog:
         return found.setdefault((queue, priority, worker), Backlog(queue, worker, priority))
 
-    rows = connection.execute(_COULD_START).all()
+    rows = connection.execute(_COULD_START, {"now": now}).all()
     overdue = _overdue(connection, [int(row.id) for row in rows if row.retrying > 0 or row.is_again or row.in_slices], now)
     in_slices = [int(row.id) for row in rows if row.in_slices]
     held, in_loans = (_held(connection), _waiting_in_loans(connection, in_slices)) if in_slices else ({}, {})
@@ -721,7 +721,7 @@ def backlog(connection: Connection, now: int) -> list[Backlog]:
         there = group(row.queue, row.worker_name, int(row.priority))
         # Rows of a later generation were created long before they could start.
         times = [at for at in (due.since, row.first_at if row.left > 0 or not row.is_again else None) if at is not None]
-        there.add(waiting, min(times, default=None))
+        there.add(waiting, max(min(times), row.start_at or 0) if times else None)
         there.of_tasks += max(0, queued)
         if row.parallel is not None:
             there.limited.append((waiting, int(row.parallel)))

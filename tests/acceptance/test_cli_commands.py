@@ -257,7 +257,10 @@ def test_one_job_is_sent_by_hand(desk: Desk) -> None:
     assert "no worker is registered as 'nobody'" in desk.run("perform", "nobody", code=2).stderr
     assert "no JSON" in desk.run("perform", "gated", "--args", "[1", code=2).stderr
     assert "must be a list" in desk.run("perform", "gated", "--args", "{}", code=2).stderr
-    assert "must be an object" in desk.run("perform", "gated", "--args", "[1, 2, 3]", code=2).stderr
+    assert "must be an object" in desk.run("perform", "gated", "--args", "[1]", code=2).stderr
+    for wrong, given in (("[]", "0 arguments"), ("[{}, 2, 3]", "3 arguments")):
+        refused = desk.run("perform", "gated", "--args", wrong, code=2).stderr
+        assert f"--args has {given}, and worker 'gated' takes (item" in refused
 
 
 def test_watching_ends_with_3_after_its_limit_and_the_task_goes_on(desk: Desk) -> None:

@@ -507,6 +507,7 @@ def test_a_job_is_opened_by_keyboard_deleted_and_restarted(page: Page, shop: Sho
         expect(page.locator("#state")).to_have_text("error")
         page.get_by_role("button", name="Dismiss").click()
         expect(page.get_by_role("button", name="Dismiss")).to_be_hidden()
+        expect(page.locator("#facts")).to_contain_text("Dismissedyes")
         with shop.worker():
             page.get_by_role("button", name="Restart").click()
             expect(page.locator("#messages")).to_contain_text("cannot read BUG-")

@@ -98,6 +98,15 @@ def test_the_errors_of_rows_that_wait_for_a_retry_are_said_wherever_the_task_is_
     assert "ConnectionError: order ‹n›: the shop is down" in text
 
 
+def test_a_dismissed_job_says_so(world: World, cli: Cli) -> None:
+    app = world.app()
+    job_id = str(app.workers["note"].perform_in(3_600, *numbers(1)))
+    assert app.operations.act("scheduled", "kill", [job_id]).done == 1
+    assert "dismissed" not in cli(app, "job", job_id)
+    assert app.operations.act("dead", "dismiss", [job_id]).done == 1
+    assert "dismissed" in cli(app, "job", job_id)
+
+
 @pytest.mark.each_database(reason="each writes the columns of an error in statements of its own")
 def test_a_job_keeps_the_traceback_and_the_process_of_its_last_error(world: World, cli: Cli) -> None:
     app = world.app()

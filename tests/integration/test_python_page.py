@@ -98,7 +98,10 @@ def without_worker(shop: Shop, app: AsyncTask) -> None:
     shop.step("In your Flask application")
     shop.flask_app.secret_key = "of the tests"  # an application with a login has one
     shop.start()
+    shop.flask_app.secret_key = "of the test"
     client = shop.flask_app.test_client()
+    with client.session_transaction() as cookie:
+        cookie["name"] = "ann"
     sheet = {"file": (io.BytesIO(b"sku,seller\nE-1,Nordwind\n"), "more.csv")}
     answer = client.post("/promotions", data=sheet)
     assert answer.status_code == 202

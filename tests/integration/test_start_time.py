@@ -62,6 +62,20 @@ def test_a_task_that_waits_for_its_time_is_offered_to_nobody_and_says_why(world:
         task.wait(60)
 
 
+def test_before_its_start_time_a_task_is_no_backlog_and_then_it_waits_since_that_time(world: World) -> None:
+    """Failed without the start time in ``queries._COULD_START``, and without it in the age in ``queries.backlog``."""
+    app = world.app()
+    task = app.submit("note", numbers(3), queue="other", start_at="2999-01-01T00:00:00Z")
+    assert app.operations.queues() == []
+    at = soon(1.5)
+    task.update(start_at=at)
+    (queue,) = wait_for(app.operations.queues, "it may start")
+    assert (queue["name"], queue["waiting"]) == ("other", 3)
+    age, since_start = queue["oldest_s"], (datetime.now(UTC) - at).total_seconds()
+    assert age is not None
+    assert age <= since_start + 0.01
+
+
 def test_a_start_time_in_the_past_is_now(world: World) -> None:
     app = world.app()
     task = app.submit("note", numbers(3), start_at=soon(-60))

@@ -332,6 +332,15 @@ def test_other_names_are_refused(name: str) -> None:
     assert (code, f"{name} is no setting" in err) == (2, True)
 
 
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [("KEEP_TRACEBACKS", "1, true or yes, or 0, false or no"), ("PORT", "a whole number"), ("LEASE_S", "a number")],
+)
+def test_a_value_that_cannot_be_read_says_what_to_write(name: str, form: str) -> None:
+    code, _, err = call("config", environ={f"ASYNCTASK_{name}": "off"})
+    assert (code, err.split(": ", 1)[1].strip()) == (2, f"ASYNCTASK_{name}='off': write {form}")
+
+
 def test_settings_stand_in_the_environment_for_as_long_as_the_block_lasts() -> None:
     environ = {"ASYNCTASK_PORT": "1"}
     with environment({"port": 2, "locale": "ja", "app": None}, environ):

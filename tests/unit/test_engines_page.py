@@ -29,7 +29,7 @@ ROWS = {
     "revokes": "takes back a lone job that waits in its queue",
     "slices": "performs jobs of several items ([slices](../how-to/slices.md))",
     "exports": "performs [exports](../how-to/exports.md#on-an-engine)",
-    "counts": "counts what waits in its queues, without which no list can be handed in",
+    "counts": "counts what waits in its queues, without which no list can be submitted",
 }
 
 

@@ -55,6 +55,7 @@ function drawFacts(job) {
     ["Due", job.due_at && when(job.due_at)], ["Began", when(job.started_at)], ["Ended", when(job.finished_at)],
     ["Process", job.process], ["Progress", far(job)], [job.items > 1 ? "First row" : "Row", job.row === null ? null : count(job.row)],
     ["Items", job.items > 1 ? count(job.items) : null], ["Outcomes", job.items > 1 ? outcomes(job) : null],
+    ["Dismissed", job.dismissed ? "yes" : null],
   ];
   for (const [name, value] of known) fact(name, value);
   if (job.task_id !== null && !facts.has("Task")) {
