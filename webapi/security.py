@@ -623,6 +623,8 @@ def _is_here(origin: str) -> bool:
 
 
 def _set_headers(response: Response) -> Response:
+    # Who asks decides on nearly every answer, by a cookie too, which a shared cache does not look at.
+    response.headers.setdefault("Cache-Control", "private, no-cache")
     present = {name.lower() for name, _ in response.headers}
     response.headers.extend((name, value) for name, value in _HEADERS.items() if name.lower() not in present)
     return response
