@@ -390,6 +390,7 @@ def _by_link(logins: Logins, secret: str, now_s: int) -> User:
     link = logins.link_of(request.environ[_LINK], secret, request.remote_addr or "", request.path)
     if link is None or link.expires_at <= now_s:
         raise InvalidLink("this link is not valid, or has expired: ask for a new one")
+    g.link_ends_at = link.expires_at
     until = rfc3339(link.expires_at * SECOND)
     return User(f"link until {until}", rights=link.rights, task_id=link.task_id)
 

@@ -114,6 +114,19 @@ def test_every_route_but_the_probes_and_the_files_of_the_page_answers_nobody_wit
                 assert ways == ({"Basic", "Bearer"} if asks else {"Bearer"}), "a browser asks only where there are tokens"
 
 
+def test_no_shared_cache_keeps_an_answer_for_somebody_else(guarded: AsyncTask) -> None:
+    """It may know users by a cookie, and so take the answer for everybody's. Taken out: the header of each answer."""
+    task = guarded.submit("anything", [1], owner="blue")
+    (event,) = task.events()
+    walked = 0
+    for endpoint, method, path in calls(guarded, task_id=task.id, job_id=event["job_id"]):
+        if method == "GET" and endpoint != "tasks.stream":
+            answer = client_of(guarded).get(path, **login("chief"))
+            walked += 1
+            assert answer.cache_control.no_store or answer.cache_control.no_cache, path
+    assert walked >= 30
+
+
 def test_a_route_that_nobody_declared_needs_the_right_to_operate() -> None:
     assert right_for("tasks.brand_new", "POST") == "operate"
     assert right_for("tasks.brand_new", "GET") == "read"
