@@ -395,7 +395,12 @@ def _by_link(logins: Logins, secret: str, now_s: int) -> User:
     return User(f"link until {until}", rights=link.rights, task_id=link.task_id)
 
 
-_OF_PROXIES: Final = ("HTTP_X_FORWARDED_FOR", "HTTP_FORWARDED", "HTTP_X_REAL_IP")
+_OF_PROXIES: Final = (
+    *(f"HTTP_X_FORWARDED_{name}" for name in ("FOR", "HOST", "PROTO")),
+    "HTTP_FORWARDED",
+    "HTTP_X_REAL_IP",
+    "HTTP_VIA",
+)
 
 
 def _refuse_elsewhere() -> None:

@@ -388,8 +388,22 @@ HERE = {"environ_overrides": {"REMOTE_ADDR": "127.0.0.1"}}
         {**HERE, "headers": {"X-Forwarded-For": "203.0.113.5"}},
         {**HERE, "headers": {"Forwarded": "for=203.0.113.5"}},
         {**HERE, "headers": {"X-Real-IP": "127.0.0.1"}},
+        {**HERE, "headers": {"X-Forwarded-Proto": "https"}},
+        {**HERE, "headers": {"X-Forwarded-Host": "shop.example"}},
+        {**HERE, "headers": {"Via": "1.1 shop"}},
     ],
-    ids=["another machine", "a container", "a Unix socket", "another name", "a proxy", "a proxy by RFC 7239", "nginx"],
+    ids=[
+        "another machine",
+        "a container",
+        "a Unix socket",
+        "another name",
+        "a proxy",
+        "a proxy by RFC 7239",
+        "nginx",
+        "only its scheme",
+        "only its name",
+        "a gateway",
+    ],
 )
 def test_without_a_login_it_answers_only_to_this_machine(make_app: Callable[..., AsyncTask], how: dict[str, Any]) -> None:
     """Taken out: ``_refuse_elsewhere``."""
