@@ -71,7 +71,6 @@ from asynctask.worker import (
     TaskOptions,
     Worker,
     WorkerOptions,
-    as_callback,
     as_callbacks,
     check_hook,
     checked_items,
@@ -802,7 +801,7 @@ class AsyncTask(OnDemand):
             raise InputError(f"worker {worker.name!r} is an export: use submit_export", code="invalid_worker")
         named = {kind: [*(getattr(options, kind) or worker.callbacks.get(kind, ()))] for kind in CALLBACKS}
         if self.config.webhook_url:
-            named["on_complete"].append(as_callback({"url": self.config.webhook_url}))
+            named["on_complete"].append(Callback(WEBHOOK, ("",)))
         return merge + [self._callback(kind, n, each) for kind, those in named.items() for n, each in enumerate(those, 1)]
 
     def _callback(self, kind: str, number: int, callback: Callback) -> NewCallback:

@@ -61,7 +61,7 @@ _OPTION: Final = re.compile(r"[\w.%-]+=[^\s&;\"'<>]+")
 _SECRET_NAME: Final = re.compile(r"pass|pwd|secret|key|token|credential|signature|\bsig\b", re.IGNORECASE)
 _LINK_SECRET: Final = re.compile(r"[!-~]{32,256}")
 _ORIGIN: Final = re.compile(r"(https?)://(\[[0-9a-f:.]+\]|[a-z0-9_](?:[a-z0-9_.-]*[a-z0-9_])?)(?::([0-9]{1,5}))?")
-_SECRETS: Final = frozenset({"tokens", "link_secret", "webhook_secret"})
+_SECRETS: Final = frozenset({"tokens", "link_secret", "webhook_secret", "webhook_url"})
 _TOKEN: Final = re.compile(r"([A-Za-z0-9_.-]{1,64})(?::([a-z,]+))?(?:@([^\s=]+))?=([A-Za-z0-9._~-]{16,256})")
 
 

@@ -161,9 +161,10 @@ def masked(value: Any) -> Any:
 
 
 def secrets_in(value: Any) -> set[str]:
-    """The texts and numbers in the marked secrets of a parsed JSON value, as other texts may repeat them. Shorter ones than
-    three characters are left out, because they are parts of most texts."""
-    return {text for text in _hidden_texts(value) if len(text) >= _LEAST_SECRET}
+    """The texts and numbers in the marked secrets of a parsed JSON value, as other texts may repeat them: each line, and as
+    Python quotes them. Shorter ones than three characters are left out, because they are parts of most texts."""
+    forms = (form for text in _hidden_texts(value) for form in (*text.splitlines(), repr(text)[1:-1]))
+    return {form for form in forms if len(form) >= _LEAST_SECRET}
 
 
 _LEAST_SECRET: Final = 3

@@ -6,6 +6,7 @@ among the dead jobs. The request is that of the Standard Webhooks specification 
 the same on each try, is the delivery's job id.
 
 A URL comes from whoever may submit a list, so a request goes to public addresses only, unless ``webhook_private`` is set.
+That of the setting ``webhook_url`` may hold a secret, so no job has it: the delivery reads it when it is sent.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import hmac
 import http.client
 import socket
 import ssl
+import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
@@ -24,11 +26,11 @@ from urllib.parse import urlsplit
 
 from asynctask.clock import SECOND, Clock, rfc3339
 from asynctask.config import Config
-from asynctask.errors import IdInUse, NormalException
+from asynctask.errors import ConfigError, IdInUse, NormalException
 from asynctask.job import current_job
 from asynctask.ledger.base import dumps
 from asynctask.messages import clean
-from asynctask.worker import WEBHOOK, Pusher, Worker
+from asynctask.worker import WEBHOOK, Pusher, Worker, checked_url
 
 PAUSES_S: Final = (5, 30, 120, 600, 1_800, 3_600, 7_200, 10_800, 14_400, 21_600, 25_200)
 """Seconds before each further try of a delivery; together a day."""
@@ -36,10 +38,15 @@ PAUSES_S: Final = (5, 30, 120, 600, 1_800, 3_600, 7_200, 10_800, 14_400, 21_600,
 TIMEOUT_S: Final = 15.0
 """Seconds that a receiver has for each step of a request."""
 
+LIMIT_S: Final = 60.0
+"""Seconds that a receiver has in all: one that sends a byte now and then would hold a thread for ever."""
+
 _SHOWN: Final = 200
 """Characters of a refusal that its message shows."""
 
 _NAT64: Final = IPv6Network("64:ff9b::/96")
+_ASSIGNED: Final = IPv6Network("2000::/3")
+"""What is assigned of the IPv6 addresses; Python takes the rest, site-local ones too, for global."""
 
 
 class NotDelivered(Exception):
@@ -54,12 +61,19 @@ class Sends(Pusher, Protocol):
 
 
 def webhook_worker(app: Sends) -> Worker[..., Any]:
-    """The worker of the webhooks of ``app``."""
+    """The worker of the webhooks of ``app``. Raises :class:`ConfigError` for a setting ``webhook_url`` that is no URL."""
+    if app.config.webhook_url:
+        try:
+            checked_url(app.config.webhook_url)
+        except ValueError as error:
+            raise ConfigError(f"webhook_url {error}") from None
 
     def webhook(url: str, progress: Mapping[str, Any], delivery: str = "") -> dict[str, Any] | None:
-        """Delivers the end of a Task to a URL."""
+        """Delivers the end of a Task to a URL, by default to that of the settings."""
         if delivery:
-            return {"status": deliver(app.config, app.clock, url, delivery, progress)}
+            if not (url or app.config.webhook_url):
+                raise NormalException("webhook_url is not set any more")
+            return {"status": deliver(app.config, app.clock, url or app.config.webhook_url, delivery, progress)}
         # The id is made of the callback's, so a callback that runs twice sends one delivery.
         delivery = f"webhook-{current_job().job_id}"
         with suppress(IdInUse):
@@ -98,13 +112,18 @@ def deliver(config: Config, clock: Clock, url: str, message_id: str, progress: M
     connection = _Connection(
         parts.hostname or "", parts.port, is_tls=parts.scheme == "https", private=config.webhook_private
     )
+    limit = threading.Timer(LIMIT_S, connection.give_up)
+    limit.daemon = True
+    limit.start()
     try:
         connection.request("POST", target, body, headers)
         answer = connection.getresponse()
         said = clean(answer.read(1_000).decode("utf-8", "replace"))[:_SHOWN]
     except (OSError, http.client.HTTPException) as error:
-        raise NotDelivered(f"{parts.hostname}: {clean(str(error) or type(error).__name__)[:_SHOWN]}") from None
+        why = f"no answer within {LIMIT_S:g} s" if connection.given_up else str(error) or type(error).__name__
+        raise NotDelivered(f"{parts.hostname}: {clean(why)[:_SHOWN]}") from None
     finally:
+        limit.cancel()
         connection.close()
     if 200 <= answer.status < 300:
         return answer.status
@@ -120,6 +139,14 @@ class _Connection(http.client.HTTPConnection):
         super().__init__(host, port or (443 if is_tls else 80), timeout=TIMEOUT_S)
         self._is_tls = is_tls
         self._private = private
+        self.given_up = False
+
+    def give_up(self) -> None:
+        """Ends what the connection does, and will do, from another thread."""
+        self.given_up = True
+        if self.sock is not None:
+            with suppress(OSError):
+                socket.socket.shutdown(self.sock, socket.SHUT_RDWR)  # that of TLS takes its state from a thread that reads
 
     def connect(self) -> None:
         error: OSError = OSError("its name has no address")
@@ -133,10 +160,14 @@ class _Connection(http.client.HTTPConnection):
                 break
             except OSError as failed:
                 error = failed
-        else:
+            if self.given_up:  # a name may have thousands of addresses that do not answer
+                break
+        if self.sock is None:
             raise error
         if self._is_tls:
             self.sock = ssl.create_default_context().wrap_socket(self.sock, server_hostname=self.host)
+        if self.given_up:  # from now on it ends the socket; while that is made, it has none
+            raise TimeoutError
 
 
 def is_public(text: str) -> bool:
@@ -144,6 +175,8 @@ def is_public(text: str) -> bool:
     address = ip_address(text.partition("%")[0])
     if isinstance(address, IPv6Address):
         inner = IPv4Address(int(address) & 0xFFFF_FFFF) if address in _NAT64 else address.ipv4_mapped or address.sixtofour
+        if inner is None and address not in _ASSIGNED:
+            return False
         address = inner or address
     return address.is_global and not address.is_multicast
 

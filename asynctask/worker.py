@@ -487,6 +487,8 @@ def as_callback(said: Any) -> Callback:
     name = worker.name if isinstance(worker, Worker) else worker
     if not isinstance(name, str) or not name.strip() or len(name) > 255 or not isinstance(args, list | tuple) or given:
         raise ValueError(f"must be a worker's name or {_CALLBACK_FORM}")
+    if name.strip() == WEBHOOK:  # by its name it would get arguments that nobody has checked
+        raise ValueError(f"names {WEBHOOK}, which is called by a URL; write {_CALLBACK_FORM}")
     try:
         size = len(orjson.dumps(list(args)))
     except TypeError as error:

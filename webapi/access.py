@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from apiflask import APIFlask
 from flask import g, request
 
 from asynctask.access import RIGHTS, User
+from asynctask.clock import SECOND
 from asynctask.errors import InputError, NotFound
 from asynctask.lists.options import SubmitOptions
 from asynctask.lists.rows import refused_option
@@ -67,6 +69,12 @@ def current_user() -> User:
     found = g.get("user", _ANYBODY)
     assert isinstance(found, User)
     return found
+
+
+def link_left_s() -> float:
+    """Seconds until the link ends that the request has; endless without one."""
+    ends_at: int | None = g.get("link_ends_at")
+    return math.inf if ends_at is None else ends_at - asynctask_app().clock.now() / SECOND
 
 
 def register(flask_app: APIFlask) -> None:

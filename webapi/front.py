@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import io
+import math
 import re
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
@@ -329,9 +330,12 @@ class Front:
         await self._send(exchange, STREAM_START)
         if tag != wanted.known:
             await self._send(exchange, stream_event(progress, wanted.root))
+        until = self._now() + wanted.lasts_s
         with self._notifier.follow(wanted.task_id) as followed:
-            while not (progress["done"] or followed.ended or exchange.connection.left):
-                if not await followed.after(progress, tag, HEARTBEAT_S, exchange.connection):
+            while (
+                not (progress["done"] or followed.ended or exchange.connection.left) and (left := until - self._now()) > 0
+            ):
+                if not await followed.after(progress, tag, min(HEARTBEAT_S, left), exchange.connection):
                     await self._send(exchange, STREAM_HEARTBEAT)
                 elif not followed.ended and followed.progress is not None:
                     progress, tag = followed.progress, followed.tag
@@ -491,6 +495,8 @@ class Following(NamedTuple):
     """Seconds that it waits; None: a stream."""
     is_own: bool = False
     """Whether the answer to a long poll has more than the progress object, so that it is made for this client alone."""
+    lasts_s: float = math.inf
+    """Seconds after which a stream ends at the latest."""
 
 
 def stream_event(progress: dict[str, Any], root: str) -> bytes:

@@ -390,11 +390,17 @@ def _by_link(logins: Logins, secret: str, now_s: int) -> User:
     link = logins.link_of(request.environ[_LINK], secret, request.remote_addr or "", request.path)
     if link is None or link.expires_at <= now_s:
         raise InvalidLink("this link is not valid, or has expired: ask for a new one")
+    g.link_ends_at = link.expires_at
     until = rfc3339(link.expires_at * SECOND)
     return User(f"link until {until}", rights=link.rights, task_id=link.task_id)
 
 
-_OF_PROXIES: Final = ("HTTP_X_FORWARDED_FOR", "HTTP_FORWARDED", "HTTP_X_REAL_IP")
+_OF_PROXIES: Final = (
+    *(f"HTTP_X_FORWARDED_{name}" for name in ("FOR", "HOST", "PROTO")),
+    "HTTP_FORWARDED",
+    "HTTP_X_REAL_IP",
+    "HTTP_VIA",
+)
 
 
 def _refuse_elsewhere() -> None:
@@ -623,6 +629,8 @@ def _is_here(origin: str) -> bool:
 
 
 def _set_headers(response: Response) -> Response:
+    # Who asks decides on nearly every answer, by a cookie too, which a shared cache does not look at.
+    response.headers.setdefault("Cache-Control", "private, no-cache")
     present = {name.lower() for name, _ in response.headers}
     response.headers.extend((name, value) for name, value in _HEADERS.items() if name.lower() not in present)
     return response

@@ -17,7 +17,7 @@ from werkzeug.wsgi import FileWrapper
 from asynctask.access import User, read_link
 from asynctask.app import AsyncTask
 from asynctask.clock import SECOND, rfc3339
-from asynctask.errors import InputError, NotFound, Unavailable
+from asynctask.errors import BrokerUnavailable, InputError, NotFound, Unavailable
 from asynctask.exports.rows import FORMATS
 from asynctask.ledger.schedules import KEYS
 from asynctask.lists.dry_run import DryRun
@@ -26,7 +26,7 @@ from asynctask.lists.problems import fault
 from asynctask.lists.rows import ListSource, encoding_option
 from asynctask.submission import Submission
 from asynctask.task import VERBS, TaskHandle, Verb, event_cursor
-from webapi.access import Forbidden, current_user, of_user
+from webapi.access import Forbidden, current_user, link_left_s, of_user
 from webapi.context import (
     TASKS,
     Busy,
@@ -59,7 +59,7 @@ from webapi.front import (
     Following,
     stream_event,
 )
-from webapi.problems import MAX_ERRORS, MalformedBody, did_you_mean, problem_objects
+from webapi.problems import MAX_ERRORS, MalformedBody, did_you_mean, problem_objects, public_message
 from webapi.reading import FORM, JSON, ApiRequest, current_request
 from webapi.shapes import (
     BINARY,
@@ -271,7 +271,8 @@ def stream(task_id: int) -> Response:
     """The progress of a Task as Server-Sent Events
 
     Each event is the progress object, sent when it changes, at most four times a second. The stream ends when the Task is
-    done. `Last-Event-ID` continues without repeating what the client has. 503 if as many clients follow Tasks as may.
+    done, or when the link that opened it expires. `Last-Event-ID` continues without repeating what the client has. 503 if
+    as many clients follow Tasks as may.
     """
     found = find_progress(task_id)
     known = request.headers.get("Last-Event-ID")
@@ -281,10 +282,10 @@ def stream(task_id: int) -> Response:
         events: Iterator[bytes] = iter(())
         follow = request.environ.get(FOLLOW)
         if follow is not None and request.method != "HEAD":
-            follow(Following(task_id, request.script_root, found, known, None))
+            follow(Following(task_id, request.script_root, found, known, lasts_s=link_left_s()))
         elif request.method != "HEAD":
             stack.enter_context(slot("follow"))
-            events = _events(asynctask_app(), task_id, known)
+            events = _events(asynctask_app(), task_id, known, link_left_s())
         # The slot is held, and the request's context exists, until the last byte is sent.
         response = Response(stream_with_context(until_gone(events)), mimetype=EVENT_STREAM)
         response.call_on_close(stack.pop_all().close)
@@ -293,13 +294,14 @@ def stream(task_id: int) -> Response:
     return response
 
 
-def _events(app: AsyncTask, task_id: int, known: str | None) -> Iterator[bytes]:
-    """Server-Sent Events until the Task is done, from a server that holds a thread for each stream. While the database is
-    away the stream stays open: a browser does not connect again after an answer of 503."""
+def _events(app: AsyncTask, task_id: int, known: str | None, lasts_s: float) -> Iterator[bytes]:
+    """Server-Sent Events until the Task is done, ``lasts_s`` at most, from a server that holds a thread for each stream.
+    While the database is away the stream stays open: a browser does not connect again after an answer of 503."""
     monotonic, pause, gone, root = app.clock.monotonic, threading.Event(), client_check(), request.script_root
     sent_at = monotonic()
+    until = sent_at + lasts_s
     yield STREAM_START
-    while True:
+    while monotonic() < until:
         progress = None
         try:
             progress = app.progress(task_id)
@@ -379,8 +381,11 @@ def waiting(task_id: int) -> Response:
 
     Empty while a row runs, and if nothing keeps the next one from its worker. Ask it for a Task that does not move.
     """
-    reasons = asynctask_app().operations.wait_reasons(find_task(task_id).id)
-    return json_response({"reasons": [asdict(each) for each in reasons]}, cache="no-store")
+    reasons = [asdict(each) for each in asynctask_app().operations.wait_reasons(find_task(task_id).id)]
+    for each in reasons:
+        if each["code"] == "broker_away":  # it names the address, which only the log and the command line have
+            each["message"] = public_message(BrokerUnavailable())
+    return json_response({"reasons": reasons}, cache="no-store")
 
 
 def _serve_verb(verb: Verb, operation_id: str, query: type[RetryQuery | NoQuery] = NoQuery) -> None:

@@ -6,11 +6,13 @@ import base64
 import hashlib
 import hmac
 import json
+import socket
 import ssl
 import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,8 @@ import pytest
 from support.world import World, numbers
 
 from asynctask import AsyncTask, webhooks
-from asynctask.errors import ConfigError, InputError
+from asynctask.config import shown
+from asynctask.errors import ConfigError, InputError, NormalException
 from asynctask.job import CurrentJob, reset_current_job, set_current_job
 from asynctask.task import TaskHandle
 from asynctask.testing import wait_for
@@ -179,6 +182,7 @@ def test_no_request_goes_to_a_private_address(world: World, receiver: Receiver) 
         ("169.254.169.254", False), ("100.64.0.1", False), ("0.0.0.0", False), ("224.0.0.1", False), ("::1", False),
         ("::ffff:127.0.0.1", False), ("::ffff:93.184.216.34", True), ("fe80::1%eth0", False), ("fd00::1", False),
         ("64:ff9b::a00:1", False), ("64:ff9b::5db8:d822", True), ("2002:a00:1::", False), ("ff02::1", False),
+        ("fec0::1", False), ("::127.0.0.1", False), ("::ffff:0:127.0.0.1", False), ("64:ff9b:1::a00:1", False),
     ],
 )  # fmt: skip
 def test_which_addresses_are_public(text: str, public: bool) -> None:
@@ -200,6 +204,65 @@ def test_what_is_no_url_is_refused_before_anything_is_accepted(world: World, url
     assert app.tasks() == []
 
 
+def test_the_worker_of_webhooks_is_called_by_a_url_only(world: World) -> None:
+    """By its name it got arguments that nobody had checked."""
+    app = world.app(webhook_secret=SECRET)
+    by_name: list[Any] = ["asynctask.webhook", {"worker": "asynctask.webhook", "args": ["ftp://a.example", {}]}]
+    for callback in (*by_name, by_name, {"worker": " asynctask.webhook "}):
+        with pytest.raises(InputError, match=r"on_complete.*called by a URL"):
+            app.submit("note", numbers(1), on_complete=callback)
+    assert app.tasks() == []
+
+
+def test_the_url_of_the_settings_is_in_no_job_and_is_read_when_it_is_sent(world: World, receiver: Receiver) -> None:
+    """It may hold a secret, and whoever sees a Task sees its callbacks."""
+    settings = {"webhook_secret": SECRET, "webhook_private": True}
+    app = world.app(**settings, webhook_url=receiver.url + "/services/secret-path")
+    with world.working(app):
+        ended(app.submit("note", numbers(1)))
+        last = delivery(app, "finish")
+    assert [path for path, _, _ in receiver.got] == ["/services/secret-path"]
+    callback = app.event(last["job_id"].removeprefix("webhook-"))
+    assert "secret-path" not in json.dumps([last, callback, app.tasks()])
+    assert "secret-path" not in str(shown("webhook_url", app.config.webhook_url))
+    function = world.app(**settings).own_workers["asynctask.webhook"].function
+    with pytest.raises(NormalException, match="not set any more"):
+        function("", {}, last["job_id"])
+
+
+class Endless:
+    """A server that answers each request with parts of a head that has no end, until its client leaves."""
+
+    def __init__(self, part: bytes) -> None:
+        self._part = part
+        self.server = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.server.getsockname()[1]}"
+        self.thread = threading.Thread(target=self._serve, daemon=True)
+        self.thread.start()
+
+    def _serve(self) -> None:
+        connection, _ = self.server.accept()
+        with connection, suppress(OSError):
+            connection.sendall(b"HTTP/1.1 ")
+            for _ in range(600):  # without a limit it ends here, with what is no answer
+                connection.sendall(self._part)
+                threading.Event().wait(0.02)
+
+
+@pytest.mark.parametrize("part", [b"2", b"100 \r\n\r\nHTTP/1.1 "], ids=["a byte now and then", "100 again and again"])
+def test_a_receiver_that_answers_without_an_end_is_given_up(
+    world: World, part: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Taken out: the limit. The time for each step begins again with each byte."""
+    monkeypatch.setattr(webhooks, "LIMIT_S", 0.2)
+    endless = Endless(part)
+    config = world.app(webhook_secret=SECRET, webhook_private=True).config
+    with endless.server, pytest.raises(webhooks.NotDelivered, match=r"no answer within 0\.2 s"):
+        webhooks.deliver(config, world.app().clock, endless.url, "webhook-1", {})
+    endless.thread.join(60)
+    assert not endless.thread.is_alive()
+
+
 def test_without_a_secret_there_are_no_webhooks(world: World) -> None:
     with pytest.raises(InputError, match=r"set webhook_secret.*to make one: python -c"):
         world.app().submit("note", numbers(1), on_success=[{"url": "https://a.example"}])
@@ -210,6 +273,8 @@ def test_without_a_secret_there_are_no_webhooks(world: World) -> None:
     ):
         with pytest.raises(ConfigError, match="webhook_secret: write whsec_"):
             world.app(**wrong)
+    with pytest.raises(ConfigError, match="webhook_url must have a URL"):
+        world.app(webhook_secret=SECRET, webhook_url="a.example")
     assert world.app(webhook_secret=SECRET).config.webhook_key() == KEY
 
 

@@ -159,6 +159,22 @@ def test_secrets_of_the_item_are_masked() -> None:
     assert secret not in kept(work, args)
 
 
+def test_a_secret_is_masked_as_python_quotes_it_and_in_each_of_its_lines() -> None:
+    """A key of several lines, in the message of a KeyError and of an error within a group."""
+    secret = "-- key --\nfirst\\'\"line\nsecond line"
+
+    def quoted() -> None:
+        raise KeyError(secret)
+
+    def grouped() -> None:
+        raise ExceptionGroup("several", [ValueError(secret)])
+
+    for work in (quoted, grouped):
+        text = kept(work, [{"key": {SECRET: secret}}])
+        assert MASK in text
+        assert not any(part in text for part in ("first", "second line"))
+
+
 class Login(BaseModel):
     user: str
     password: SecretStr

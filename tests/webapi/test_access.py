@@ -114,6 +114,19 @@ def test_every_route_but_the_probes_and_the_files_of_the_page_answers_nobody_wit
                 assert ways == ({"Basic", "Bearer"} if asks else {"Bearer"}), "a browser asks only where there are tokens"
 
 
+def test_no_shared_cache_keeps_an_answer_for_somebody_else(guarded: AsyncTask) -> None:
+    """It may know users by a cookie, and so take the answer for everybody's. Taken out: the header of each answer."""
+    task = guarded.submit("anything", [1], owner="blue")
+    (event,) = task.events()
+    walked = 0
+    for endpoint, method, path in calls(guarded, task_id=task.id, job_id=event["job_id"]):
+        if method == "GET" and endpoint != "tasks.stream":
+            answer = client_of(guarded).get(path, **login("chief"))
+            walked += 1
+            assert answer.cache_control.no_store or answer.cache_control.no_cache, path
+    assert walked >= 30
+
+
 def test_a_route_that_nobody_declared_needs_the_right_to_operate() -> None:
     assert right_for("tasks.brand_new", "POST") == "operate"
     assert right_for("tasks.brand_new", "GET") == "read"
@@ -375,8 +388,22 @@ HERE = {"environ_overrides": {"REMOTE_ADDR": "127.0.0.1"}}
         {**HERE, "headers": {"X-Forwarded-For": "203.0.113.5"}},
         {**HERE, "headers": {"Forwarded": "for=203.0.113.5"}},
         {**HERE, "headers": {"X-Real-IP": "127.0.0.1"}},
+        {**HERE, "headers": {"X-Forwarded-Proto": "https"}},
+        {**HERE, "headers": {"X-Forwarded-Host": "shop.example"}},
+        {**HERE, "headers": {"Via": "1.1 shop"}},
     ],
-    ids=["another machine", "a container", "a Unix socket", "another name", "a proxy", "a proxy by RFC 7239", "nginx"],
+    ids=[
+        "another machine",
+        "a container",
+        "a Unix socket",
+        "another name",
+        "a proxy",
+        "a proxy by RFC 7239",
+        "nginx",
+        "only its scheme",
+        "only its name",
+        "a gateway",
+    ],
 )
 def test_without_a_login_it_answers_only_to_this_machine(make_app: Callable[..., AsyncTask], how: dict[str, Any]) -> None:
     """Taken out: ``_refuse_elsewhere``."""

@@ -295,6 +295,35 @@ def test_a_real_server_streams_and_polls_by_a_link_that_its_logs_do_not_have(tmp
     assert text.rpartition(".")[2] not in log
 
 
+def test_a_stream_ends_with_the_link_that_opened_it(tmp_path: Path, make_app: Callable[..., AsyncTask]) -> None:
+    """In both servers. Taken out: the end; the stream went on until the Task was done."""
+    (folder := tmp_path / "real").mkdir()
+    shop = Shop(folder, link_secret=SECRET)
+    with shop.web() as (_, web), closing(AsyncTask(environ=shop.environ)) as app:
+        app.worker(name="gated", retry=0)(lambda item: None)
+        wait_for(lambda: answers(web["url"] + "/readyz"), "the server to be ready")
+        task, place = app.submit("gated", [{"sku": "A"}], paused=True), urlsplit(web["url"])
+        for seconds in (1, 5, 40):  # a slow machine may need more until the request is there
+            with closing(HTTPConnection(str(place.hostname), place.port, timeout=100)) as connection:
+                connection.request("GET", f"/api/tasks/{task.id}/stream?link={app.link(task.id, expires_in=seconds)}")
+                stream = connection.getresponse()
+                if stream.status == 200:
+                    assert stream.read().count(b"data: ") == 1
+                    break
+        assert stream.status == 200
+        assert not task.progress()["done"]
+    clock = SettableClock()
+    app = make_app(link_secret=SECRET, clock=clock)
+    task = app.submit("anything", [1])
+    text = sign(Link(task.id, LINKABLE, int(clock.seconds) + 2), SECRET)
+    answer = client_of(app).get(f"/api/tasks/{task.id}/stream?link={text}", buffered=False)
+    pieces = answer.iter_encoded()
+    assert (next(pieces)[:6], b"data: " in next(pieces)) == (b"retry:", True)
+    clock.seconds += 60
+    assert list(pieces) == []
+    answer.close()
+
+
 # -- settings
 
 

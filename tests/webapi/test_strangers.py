@@ -32,3 +32,16 @@ def test_the_address_of_what_is_away_stands_in_the_log_only(
         assert answer.headers["Retry-After"]
         assert not any(word in answer.text for word in ("10.0.0.7", "5432", "role", "/srv"))
         assert any(DETAIL in line["error"] for line in lines)
+
+
+def test_the_reasons_of_a_wait_name_no_address_either(app: AsyncTask, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = app.submit("anything", [1])
+
+    def away(*_: Any) -> None:
+        raise BrokerUnavailable(f"the broker does not answer: {DETAIL}")
+
+    monkeypatch.setattr(type(app.operations), "processes", away)
+    answer = client_of(app).get(f"/api/tasks/{task.id}/waiting")
+    (reason,) = answer.json["reasons"]
+    assert (reason["code"], reason["message"]) == ("broker_away", "the broker does not answer; try again")
+    assert "10.0.0.7" not in answer.text
