@@ -497,6 +497,13 @@ class Operations:
         if progress["state_reason"] == "stopped_jobs":
             mend = "asynctask jobs --resumable lists them, asynctask start JOB starts one"
             return [WaitReason("stopped_jobs", "Only stopped jobs are left", mend)]
+        if progress["state_reason"] == progress_rows.WAITS:
+            mend = f"asynctask tasks --parent {task_id} lists them"
+            return [
+                WaitReason(
+                    "children", f"Its rows have ended; it waits for {progress['children']['open']:,} Tasks below it", mend
+                )
+            ]
         if not progress["counts"]["enqueue"]:
             return []
         queue = str(task["queue"])
