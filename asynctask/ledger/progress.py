@@ -746,10 +746,10 @@ def changed(connection: Connection, known: Mapping[int, str | None], now: int) -
     for start in range(0, len(ids), _MARKS_AT_ONCE):
         part = ids[start : start + _MARKS_AT_ONCE]
         rows = connection.execute(_marks(connection.dialect.name), {"ids": part})
-        marks = {row[0]: tuple(row) for row in rows if row[1] != PURGING}
-        for task_id, below in children.below(connection, [row[0] for row in marks.values() if row[2]]).items():
-            marks[task_id] += (below.tasks, below.open, below.version)
-        marks = {task_id: str(mark) for task_id, mark in marks.items()}
+        seen = {int(row[0]): tuple(row) for row in rows if row[1] != PURGING}
+        for task_id, known_below in children.below(connection, [i for i, row in seen.items() if row[2]]).items():
+            seen[task_id] += (known_below.tasks, known_below.open, known_below.version)
+        marks = {task_id: str(mark) for task_id, mark in seen.items()}
         moved = [task_id for task_id in part if task_id not in marks or known[task_id] != marks[task_id]]
         objects = {each["task_id"]: each for each in (progress(connection, moved, now) if moved else ())}
         for task_id in moved:
