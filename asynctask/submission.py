@@ -258,7 +258,7 @@ class Submitter:
             with self._ledger.database.read() as connection:  # the job may be one of another application
                 parent = job.task_id if children.is_of_task(connection, job.task_id, job.job_id) else None
         if not parent:
-            return options.model_copy(update={"parent": None})
+            return options if parent is None else options.model_copy(update={"parent": None})
         try:
             with self._ledger.database.read() as connection:
                 owner = task_rows.get(connection, parent)["owner"] or None

@@ -81,7 +81,7 @@ class TaskControls:
             if reached is None:
                 del waiting[0]
             for child in reached or ():
-                if child["state"] == State.CANCELLED:
+                if child["state"] == State.CANCELLED and self._ledger.clock.monotonic() <= until:
                     self._cancel_rows(child["id"])
                 else:
                     self.withdrawn(child["id"])

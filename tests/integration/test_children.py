@@ -195,6 +195,8 @@ def test_pause_and_resume_go_down_but_not_to_what_a_person_paused(world: World) 
     assert states(below) == ["paused"] * 3
     assert [each.progress()["state_reason"] for each in below] == ["parent_paused", "parent_paused", None]
     assert below[0].log()[0]["detail"] == {"with_task": task.id}
+    (reason,) = app.operations.wait_reasons(below[0].id)
+    assert reason.message == f"It is paused with Task {task.id}, whose job submitted it"
     late = app.submit("note", numbers(1), parent=below[0].id)
     assert late.progress()["state_reason"] == "parent_paused", "a child of a paused Task is paused"
     task.resume()

@@ -291,8 +291,8 @@ async function loadChildren(p) {
   if (p.children === null) return;
   const { counts, done, open } = p.children;
   setText($("#children-sum"), `${count(done)} of ${count(done + open)} done: ${count(counts.finish)} of ${rows(counts.total)} succeeded.`);
-  // A link opens this Task alone, and the sums are all it shows.
-  const page = await call(`${document.body.dataset.api}?parent=${id}&limit=${CHILDREN}`).catch(() => ({ tasks: [] }));
+  if (new URLSearchParams(location.search).has("link")) return; // it opens this Task alone, and the sums are all it shows
+  const page = await call(`${document.body.dataset.api}?parent=${id}&limit=${CHILDREN}`, { has: "tasks" });
   $("#children").replaceChildren(...page.tasks.map((each) => el("li", {},
     el("span", { class: "grow" }, link(each.task_id), " ", user(each.title || each.worker)),
     el("span", { class: "quiet" }, `${percent(each)}, ${badge(each)[0]}`))));
