@@ -88,7 +88,7 @@ def adopt(connection: Connection, new: Sequence[tuple[int | None, str | None]]) 
     return {task_id for task_id in above if rows[task_id].state == State.PAUSED}
 
 
-_ALONE: Final = "submit it with parent=0, for a Task of its own"
+_ALONE: Final = "submit it without a parent (in a job: parent=0), for a Task of its own"
 
 
 def _check_parent(task_id: int, row: Any) -> None:

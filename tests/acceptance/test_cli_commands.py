@@ -241,7 +241,7 @@ def test_a_child_is_handed_over_shown_listed_and_cancelled_with_its_parent(desk:
     assert [each["task_id"] for each in desk.json("tasks", "--parent", 1)["tasks"]] == [2]
     desk.run("cancel", 1)
     assert desk.json("show", 2)["state"] == "cancelled"
-    assert "takes no children any more" in desk.run(*submit, "--parent", 1, code=1).stderr
+    assert "takes no children any more" in desk.run(*submit, "--parent", 1, code=2).stderr
 
 
 def test_a_context_is_given_as_json_and_shown(desk: Desk) -> None:
