@@ -102,7 +102,7 @@ RowsOf = Callable[[Any], abc.Iterable[Any]]
 Target = TypeVar("Target", bound=Callable[..., Any])
 Scheduled = TypeVar("Scheduled")
 
-_NOT_SCHEDULED = {"resubmit_of", "idempotency_key", "who", "start_at", "dry_run"}
+_NOT_SCHEDULED = {"resubmit_of", "idempotency_key", "who", "start_at", "dry_run", "parent"}
 """Options of a submission that a schedule cannot have."""
 
 
@@ -885,12 +885,13 @@ class AsyncTask(OnDemand):
         state: str | None = None,
         worker: str | None = None,
         owner: str | None = None,
+        parent: int | None = None,
         after: int | None = None,
         limit: int = 50,
         take: queries.Take = list,
     ) -> list[Any]:
-        """Progress objects, newest first, of the Tasks that match; ``after`` is the last id of the previous page; ``take``
-        as in :class:`TaskHandle`."""
+        """Progress objects, newest first, of the Tasks that match. ``parent``: only children of this Task; ``after``: the
+        last id of the previous page; ``take`` as in :class:`TaskHandle`."""
         core = self._made()
         return take(
             progress.progress_page(
@@ -900,6 +901,7 @@ class AsyncTask(OnDemand):
                 state=state,
                 worker=worker,
                 owner=owner,
+                parent=parent,
                 after=after,
                 limit=max(1, min(limit, 1_000)),
             )

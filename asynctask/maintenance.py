@@ -232,9 +232,11 @@ class Maintenance:
     # -- Tasks
 
     def change_rows(self) -> None:
-        """Continues the row updates of cancels and retries."""
+        """Continues the row updates of cancels and retries, and what goes down to the children of Tasks."""
         with self._ledger.database.read() as connection:
-            turning = control.changing_tasks(connection)
+            turning, handing = control.changing_tasks(connection), control.handing_down(connection)
+        for task_id in handing:
+            self._controls.hand_down(task_id)
         for task_id, end in turning:
             if end != "cancel" or self._controls.withdrawn(task_id):
                 self._controls.change_rows(task_id)

@@ -42,6 +42,7 @@ from asynctask.ledger import lending, queries, tasks
 from asynctask.ledger import processes as recovery
 from asynctask.ledger import progress as progress_rows
 from asynctask.ledger.base import loads
+from asynctask.ledger.children import HELD
 from asynctask.ledger.foreign import engine_of
 from asynctask.ledger.queries import LastError, ListedEvent, Take, loads_shown
 from asynctask.messages import masked
@@ -497,6 +498,13 @@ class Operations:
         if progress["state_reason"] == "stopped_jobs":
             mend = "asynctask jobs --resumable lists them, asynctask start JOB starts one"
             return [WaitReason("stopped_jobs", "Only stopped jobs are left", mend)]
+        if progress["state_reason"] == progress_rows.WAITS:
+            mend = f"asynctask tasks --parent {task_id} lists them"
+            return [
+                WaitReason(
+                    "children", f"Its rows have ended; it waits for {progress['children']['open']:,} Tasks below it", mend
+                )
+            ]
         if not progress["counts"]["enqueue"]:
             return []
         queue = str(task["queue"])
@@ -1172,6 +1180,9 @@ def _held_back(progress: Mapping[str, Any], holder: tuple[int, str] | None) -> W
     if progress["state_reason"] == "too_many_failures":
         text = f"It paused itself: more rows failed than it tolerates ({progress['control']['tolerated_failures']})"
         return WaitReason("too_many_failures", text, f"asynctask set {task_id} tolerated_failures=none, or retry its rows")
+    if progress["state_reason"] == HELD:
+        text = f"It is paused with Task {progress['parent']}, whose job submitted it"
+        return WaitReason("paused", text, f"asynctask resume {progress['parent']}, or {task_id} alone")
     return WaitReason("paused", "It is paused", f"asynctask resume {task_id}")
 
 

@@ -16,7 +16,8 @@ from asynctask.clock import from_datetime
 from asynctask.core.states import Reason
 from asynctask.core.transitions import CALLBACKS, MERGE
 from asynctask.errors import AsyncTaskError, Conflict, InputError, NotFound, Problem, Unavailable
-from asynctask.job import context_of, context_text
+from asynctask.job import context_of, context_text, running_job
+from asynctask.ledger import children
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, NewItem, dumps, loads
 from asynctask.ledger.progress import first_progress
@@ -43,7 +44,7 @@ INLINE_BYTES = 1_000_000
 MOST_ROWS: Final = 1_000
 """Most rows of one transaction of the group commit; a list with as many is written alone."""
 
-_AS_GIVEN: Final = ("session", "idempotency_key", "resubmit_of", "who")
+_AS_GIVEN: Final = ("session", "idempotency_key", "resubmit_of", "parent", "who")
 """Options that the Task's row has under their own names."""
 
 SLOW_S = 60.0
@@ -170,6 +171,7 @@ class Submitter:
         for a strict list with a rejected row; the exceptions of a program's iterable; for a dry run :class:`Unavailable` if
         it takes longer than ``dry_run_s``.
         """
+        given = replace(given, options=self._under_parent(given.options))
         if isinstance(given.listed, StoredFile):
             return self._submit_stored(worker, given.listed, given, callbacks)
         _refuse_items(given.options)
@@ -247,6 +249,23 @@ class Submitter:
         return self._taken(worker, made, first, is_over=is_over)
 
     # -- building the Task
+
+    def _under_parent(self, options: SubmitOptions) -> SubmitOptions:
+        """The options with the ``parent`` of the new Task, by default the Task of the job that submits it here, and with
+        the owner of that Task by default. Raises :class:`InputError` for a Task that does not exist."""
+        parent, job = options.parent, running_job()
+        if parent is None and job is not None and job.task_id is not None:
+            with self._ledger.database.read() as connection:  # the job may be one of another application
+                parent = job.task_id if children.is_of_task(connection, job.task_id, job.job_id) else None
+        if not parent:
+            return options if parent is None else options.model_copy(update={"parent": None})
+        try:
+            with self._ledger.database.read() as connection:
+                owner = task_rows.get(connection, parent)["owner"] or None
+        except NotFound:
+            raise refused_option("parent", "option.parent", {"task": parent}, parent) from None
+        owner = owner if options.owner is None and options.resubmit_of is None else options.owner
+        return options.model_copy(update={"parent": parent, "owner": owner})
 
     def _correcting(
         self, worker: Worker, stored: StoredFile, options: SubmitOptions, source: ListSource

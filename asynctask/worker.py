@@ -192,6 +192,7 @@ class TaskOptions(TypedDict, total=False):
     unique: Sequence[str] | str | None
     strict: bool | None
     resubmit_of: int | None
+    parent: int | None
     idempotency_key: str | None
     on_complete: CallbackOption | Actor | EngineTask | None
     on_success: CallbackOption | Actor | EngineTask | None

@@ -127,15 +127,16 @@ def _refuse_unseen_job(user: User, job_id: str) -> None:
 
 def of_user(options: SubmitOptions) -> SubmitOptions:
     """The options of a submission, with the owner of a user that has one. Raises :class:`InputError` (422) for another
-    owner, and for the correction of a Task that does not exist for the user."""
+    owner, and for the correction or a parent that does not exist for the user."""
     user = current_user()
     if user.owner is None:
         return options
     if options.owner not in (None, user.owner):
         raise refused_option("owner", "option.owner", {"owner": user.owner}, options.owner)
-    if (task_id := options.resubmit_of) is not None:
-        try:
-            _refuse_unseen(user, task_id)
-        except NotFound:
-            raise refused_option("resubmit_of", "option.resubmit_task", {"task": task_id}, task_id) from None
+    for name, text in (("resubmit_of", "option.resubmit_task"), ("parent", "option.parent")):
+        if task_id := getattr(options, name):
+            try:
+                _refuse_unseen(user, task_id)
+            except NotFound:
+                raise refused_option(name, text, {"task": task_id}, task_id) from None
     return options.model_copy(update={"owner": user.owner})

@@ -184,6 +184,7 @@ class TaskQuery(_Query):
     state: StateName | None = Field(None, description="Only Tasks in this state.")
     worker: Name | None = Field(None, description="Only Tasks of this worker.")
     owner: Name | None = Field(None, description="Only Tasks of this owner.")
+    parent: Id | None = Field(None, description="Only children of this Task.")
     after: Id | None = Field(None, description="The last task_id of the page before.")
     limit: int = Field(50, ge=1, le=200, description="Tasks on a page.")
 

@@ -191,6 +191,7 @@ def index(query: TaskQuery) -> Response:
         state=query.state,
         worker=query.worker,
         owner=query.owner if user.owner is None else user.owner,
+        parent=query.parent,
         after=query.after,
         limit=query.limit,
         take=lambda tasks: page(map(with_links, tasks)),

@@ -251,6 +251,7 @@ def _context(_context: click.Context, _option: click.Parameter, text: str | None
 @click.option("--idempotency-key", help="Repeated submissions of the same key and file are one Task.")
 @click.option("--unique", help="Fields in which no two rows may be equal, separated by commas.")
 @click.option("--resubmit-of", type=TASK_ID, help="FILE is the corrected report of this Task: run its failed rows again.")
+@click.option("--parent", type=TASK_ID, help="The new Task is a child of this one, which waits for it.")
 @click.option("--strict", is_flag=True, help="One rejected row rejects the whole file.")
 @click.option("--dry-run", is_flag=True, help="Only validate and report; nothing is written.")
 @pass_session

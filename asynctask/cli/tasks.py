@@ -53,6 +53,7 @@ _FAILED: Final = tuple(sorted(status.value for status in PROBLEM))
 @click.option("--state", type=click.Choice([state.value for state in State]), help="Only Tasks in this state.")
 @click.option("--worker", help="Only Tasks of this worker.")
 @click.option("--owner", help="Only Tasks of this owner.")
+@click.option("--parent", type=TASK_ID, help="Only children of this Task.")
 @click.option("--after", type=int, help="Continue after this Task, the last of the previous page.")
 @click.option("--limit", type=click.IntRange(1, 200), default=20, show_default=True, help="At most this many Tasks.")
 @pass_session
@@ -163,6 +164,8 @@ def _print_task(session: Session, progress: Mapping[str, Any], context: Mapping[
             "next retry": progress["next_retry_at"],
             "corrects rows of": progress["resubmit_of"] and f"Task {progress['resubmit_of']}",
             "corrected by": _corrected_by(progress),
+            "child of": progress["parent"] and f"Task {progress['parent']}",
+            "children": _children(progress),
         }
     )
     if progress["top_errors"]:
@@ -191,6 +194,15 @@ def _corrected_by(progress: Mapping[str, Any]) -> str | None:
         return None
     named = ", ".join(f"Task {task_id}" for task_id in progress["resubmitted_by"]) or "Tasks that were removed"
     return f"{named}: {count(progress['mended'], 'row')} mended since"
+
+
+def _children(progress: Mapping[str, Any]) -> str | None:
+    if (below := progress["children"]) is None:
+        return None
+    counts = below["counts"]
+    ended = ", ".join(f"{number(counts[name])} {name}" for name in _ENDED if counts[name])
+    parts = (f"{count(below['count'], 'Task')}, {number(below['open'])} not done", count(counts["total"], "row"), ended)
+    return f"{': '.join(part for part in parts if part)} (asynctask tasks --parent {progress['task_id']})"
 
 
 def _print_failures(session: Session, progress: Mapping[str, Any], events: list[dict[str, Any]], limit: int) -> None:

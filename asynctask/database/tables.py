@@ -99,6 +99,10 @@ tasks: Final = Table(
     Column("turn_statuses", String(64)),
     Column("turn_chosen", Json),  # of a retry: {"digests": [...] or null, "left": number of rows or null}; NULL: all
     _count("turn_cursor"),
+    # A Task that a job of another Task submitted: that Task. Tasks below it, at any depth. What still goes down to them.
+    Column("parent", BigInteger),
+    _count("children"),
+    Column("going_down", String(16)),
     Column("resubmit_of", BigInteger),
     _count("mended"),  # rows that finished in correcting Tasks that are purged; others are summed when read
     Column("idempotency_key", String(255)),
@@ -121,6 +125,7 @@ tasks: Final = Table(
     Column("key_field", String(255)),  # the key field of its items; '*': each worker's own; NULL: no job has a key
     UniqueConstraint("owner", "idempotency_key", name="uq_tasks_owner_idempotency_key"),
     _partial("ix_tasks_open", "finished_at", "id", where="finished_at IS NULL"),
+    _partial("ix_tasks_parent", "parent", "finished_at", where="parent IS NOT NULL"),
     _partial("ix_tasks_ready", "queue", "ready", "id", where="ready IS NOT NULL"),
     _partial("ix_tasks_due_next", "due_next", where="due_next IS NOT NULL"),
     _partial("ix_tasks_split_until", "split_until", where="split_until IS NOT NULL"),

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 from asynctask.brokers.base import Broker
+from asynctask.core.states import State
 from asynctask.errors import BrokerUnavailable
 from asynctask.ledger import control, foreign
 from asynctask.ledger.base import BATCH, Ledger
@@ -33,19 +34,21 @@ class TaskControls:
         """Pauses a Task, which starts no more jobs. Raises :class:`Conflict` if it has ended."""
         changed = control.pause(self._ledger, task_id, who=who)
         self.withdrawn(task_id)
+        self.hand_down(task_id)
         return changed
 
     def resume(self, task_id: int, who: str = "") -> bool:
         """Resumes a Task, which starts jobs again. Raises :class:`Conflict` as :func:`asynctask.ledger.control.resume`."""
-        return control.resume(self._ledger, task_id, who=who)
+        changed = control.resume(self._ledger, task_id, who=who)
+        self.hand_down(task_id)
+        return changed
 
     def cancel(self, task_id: int, who: str = "") -> bool:
         """Cancels a Task, which starts no more jobs. Cancels its open rows for half a second; the maintenance of any
         process cancels the rest."""
         changed = control.cancel_task(self._ledger, task_id, who=who)
-        # If the broker is unavailable, maintenance does all: otherwise copies of cancelled rows would never be withdrawn.
-        if self.withdrawn(task_id) and self.change_rows(task_id):
-            try_close(self._ledger, task_id)  # without a living worker or web process, no other process would
+        self.hand_down(task_id)
+        self._cancel_rows(task_id)
         return changed
 
     def retry(
@@ -67,6 +70,27 @@ class TaskControls:
         control.update(self._ledger, task_id, changes, who=who)
         if set(changes) & {"parallel", "interval", "priority"}:
             self.withdrawn(task_id)
+        self.hand_down(task_id)
+
+    def hand_down(self, task_id: int, seconds: float = _CHANGE_FOR_S) -> None:
+        """Hands pause, resume, cancel and priority of a Task down to the Tasks below it, for about ``seconds``; maintenance
+        goes on."""
+        until, waiting = self._ledger.clock.monotonic() + seconds, [task_id]
+        while waiting and self._ledger.clock.monotonic() <= until:
+            reached = control.hand_down(self._ledger, waiting[0])
+            if reached is None:
+                del waiting[0]
+            for child in reached or ():
+                if child["state"] == State.CANCELLED and self._ledger.clock.monotonic() <= until:
+                    self._cancel_rows(child["id"])
+                else:
+                    self.withdrawn(child["id"])
+                waiting += [child["id"]] if child["children"] and child["id"] not in waiting else []
+
+    def _cancel_rows(self, task_id: int) -> None:
+        # If the broker is unavailable, maintenance does all: otherwise copies of cancelled rows would never be withdrawn.
+        if self.withdrawn(task_id) and self.change_rows(task_id):
+            try_close(self._ledger, task_id)  # without a living worker or web process, no other process would
 
     def withdrawn(self, task_id: int) -> bool:
         """Removes the Task's waiting copies from Redis; False if Redis does not answer now."""

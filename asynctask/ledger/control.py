@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -13,10 +13,10 @@ from asynctask.core.states import OPEN, Reason, State, Status
 from asynctask.core.transitions import Transition, at_rest, cancel, explicit_retry
 from asynctask.database.notify import notify
 from asynctask.database.retrying import repeatable
-from asynctask.database.tables import events, item_errors, loans, task_errors, tasks
+from asynctask.database.tables import as_dict, events, item_errors, loans, task_errors, tasks
 from asynctask.errors import Conflict, InputError
 from asynctask.iterable import indexes_of
-from asynctask.ledger import corrections, hints, lending, progress
+from asynctask.ledger import children, corrections, hints, lending, progress
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, chunks, dumps, loads, try_lock
 from asynctask.ledger.events import IN_LOAN, UNHELD, Change, EventRecord, Note, apply, read_events, rows_of
@@ -46,9 +46,16 @@ def pause(ledger: Ledger, task_id: int, *, who: str = "") -> bool:
             return False
         if task["state"] not in (State.SPLITTING, State.RUNNING):
             raise Conflict(f"Task {task_id} is {task['state']}; only a splitting or running Task can be paused")
-        task_rows.change_state(connection, ledger, task, State.PAUSED, Reason.PAUSED, state_reason=None)
-        task_rows.log(connection, ledger, task_id, "paused", None, who)
+        _pause(connection, ledger, task, None, None, who)
     return True
+
+
+def _pause(
+    connection: Connection, ledger: Ledger, task: dict[str, Any], why: str | None, detail: dict[str, Any] | None, who: str
+) -> None:
+    down = _down(task, "pause")
+    task_rows.change_state(connection, ledger, task, State.PAUSED, Reason.PAUSED, state_reason=why, **down)
+    task_rows.log(connection, ledger, task["id"], "paused", detail, who)
 
 
 @repeatable
@@ -75,7 +82,8 @@ def resume(ledger: Ledger, task_id: int, *, who: str = "") -> bool:
 
 def _resume(connection: Connection, ledger: Ledger, task: dict[str, Any], detail: dict[str, Any] | None, who: str) -> None:
     state = State.SPLITTING if task["split_state"] == "splitting" else State.RUNNING
-    task_rows.change_state(connection, ledger, task, state, Reason.RESUMED, state_reason=None)
+    down = _down(task, "resume")
+    task_rows.change_state(connection, ledger, task, state, Reason.RESUMED, state_reason=None, **down)
     progress.measure_anew(connection, task["id"], ledger.now())
     task_rows.log(connection, ledger, task["id"], "resumed", detail, who)
 
@@ -92,12 +100,17 @@ def cancel_task(ledger: Ledger, task_id: int, *, who: str = "") -> bool:
             return False
         if task["state"] not in (State.SPLITTING, State.RUNNING, State.PAUSED):
             raise Conflict(f"Task {task_id} is {task['state']} already; there is nothing left to cancel")
-        values: dict[str, Any] = {"turning": "cancel", "turn_cursor": -1, "state_reason": None, "generation_sealed": 1}
-        if task["split_state"] == "splitting":
-            values |= {"split_state": "cancelled", "split_by": None, "split_until": None}
-        task_rows.change_state(connection, ledger, task, State.CANCELLED, Reason.CANCELLED, **values)
-        task_rows.log(connection, ledger, task_id, "cancelled", None, who)
+        _cancel(connection, ledger, task, None, who)
     return True
+
+
+def _cancel(connection: Connection, ledger: Ledger, task: dict[str, Any], detail: dict[str, Any] | None, who: str) -> None:
+    values: dict[str, Any] = {"turning": "cancel", "turn_cursor": -1, "state_reason": None, "generation_sealed": 1}
+    if task["split_state"] == "splitting":
+        values |= {"split_state": "cancelled", "split_by": None, "split_until": None}
+    values |= _down(task, "cancel")
+    task_rows.change_state(connection, ledger, task, State.CANCELLED, Reason.CANCELLED, **values)
+    task_rows.log(connection, ledger, task["id"], "cancelled", detail, who)
 
 
 @repeatable
@@ -135,7 +148,7 @@ def retry(
             return False
         only = {"digests": digests, "left": limit} if digests is not None or limit is not None else None
         turning = {"turning": "retry", "turn_statuses": ",".join(chosen), "turn_cursor": -1, "turn_chosen": dumps(only)}
-        task_rows.open_generation(connection, ledger, task, generation_sealed=0, **turning)
+        task_rows.open_generation(connection, ledger, task, generation_sealed=0, going_down=None, **turning)
         said = {"statuses": list(chosen), "message": message, "limit": limit, "sent_again": taken or None}
         detail = {name: value for name, value in said.items() if value is not None}
         task_rows.log(connection, ledger, task_id, "retried", detail, who)
@@ -188,28 +201,108 @@ def update(ledger: Ledger, task_id: int, changes: dict[str, Any], *, who: str = 
             raise Conflict(f"Task {task_id} is {task['state']}; its knobs do nothing any more")
         if "start_at" in values and task["started_at"] is not None:
             raise Conflict(f"Task {task_id} has started: to hold the rest of it, pause it")
-        moved = {**values, "updated_at": ledger.now()}
-        if task["session_waits"] is not None and "priority" in values:
-            moved["session_waits"] = values["priority"]
-        now = {**task, **moved}
-        if task["finished_at"] is None:
-            hints.settle(connection, ledger, now, **moved, version=_t.version + 1)
-        else:
-            connection.execute(tasks.update().where(_t.id == task_id).values(**moved, version=_t.version + 1))
-        if task["finished_at"] is None and {"parallel", "interval_s"} & set(values):
-            progress.measure_anew(connection, task_id, ledger.now())
-        if task["finished_at"] is None and {"parallel", "interval_s", "priority", "start_at"} & set(values):
-            notify(connection)
-        both = {name: [task[_COLUMNS.get(name, name)], value] for name, value in changes.items()}  # old and new value
-        if "start_at" in both:
-            both["start_at"] = [rfc3339(task["start_at"]), rfc3339(values["start_at"])]
-        task_rows.log(connection, ledger, task_id, "changed", both, who)
-        paused_itself = task["state"] == State.PAUSED and task["state_reason"] == Reason.TOO_MANY_FAILURES
-        if paused_itself and "tolerated_failures" in values:
-            left = task_rows.tolerated_left(connection, now)
-            if left is None or left >= 0:
-                _resume(connection, ledger, now, {"tolerated_failures": now["tolerated_failures"]}, who)
+        _update(connection, ledger, task, changes, values, {}, who)
     return task
+
+
+def _update(
+    connection: Connection,
+    ledger: Ledger,
+    task: dict[str, Any],
+    changes: Mapping[str, Any],
+    values: Mapping[str, Any],
+    detail: Mapping[str, Any],
+    who: str,
+) -> None:
+    moved = {**values, "updated_at": ledger.now(), **(_down(task, "priority") if "priority" in values else {})}
+    if task["session_waits"] is not None and "priority" in values:
+        moved["session_waits"] = values["priority"]
+    now = {**task, **moved}
+    if task["finished_at"] is None:
+        hints.settle(connection, ledger, now, **moved, version=_t.version + 1)
+    else:
+        connection.execute(tasks.update().where(_t.id == task["id"]).values(**moved, version=_t.version + 1))
+    if task["finished_at"] is None and {"parallel", "interval_s"} & set(values):
+        progress.measure_anew(connection, task["id"], ledger.now())
+    if task["finished_at"] is None and {"parallel", "interval_s", "priority", "start_at"} & set(values):
+        notify(connection)
+    both = {name: [task[_COLUMNS.get(name, name)], value] for name, value in changes.items()}  # old and new value
+    if "start_at" in both:
+        both["start_at"] = [rfc3339(task["start_at"]), rfc3339(values["start_at"])]
+    task_rows.log(connection, ledger, task["id"], "changed", {**both, **detail}, who)
+    paused_itself = task["state"] == State.PAUSED and task["state_reason"] == Reason.TOO_MANY_FAILURES
+    if paused_itself and "tolerated_failures" in values:
+        left = task_rows.tolerated_left(connection, now)
+        if left is None or left >= 0:
+            _resume(connection, ledger, now, {"tolerated_failures": now["tolerated_failures"]}, who)
+
+
+# -- what goes down to the Tasks below a Task: the last pause, resume or cancel, and the priority
+#
+# ``tasks.going_down`` names it, in the transaction that acts on the Task itself; whoever does it next finds it there.
+
+_AT_ONCE: Final = 100
+"""Most Tasks to which one transaction hands an act down."""
+
+_ACTIVE: Final = tuple(str(state) for state in (State.SPLITTING, State.RUNNING, State.PAUSED))
+
+
+def _down(task: Mapping[str, Any], act: str) -> dict[str, str]:
+    """The column of a Task that hands this act down. A later pause, resume or cancel replaces an earlier one."""
+    if not task["children"]:
+        return {}
+    others = [each for each in (task["going_down"] or "").split() if (each == "priority") != (act == "priority")]
+    return {"going_down": " ".join([*others, act])}
+
+
+def handing_down(connection: Connection) -> list[int]:
+    """The ids of Tasks with an act that goes down still."""
+    found = sa.select(_t.id).where(_t.finished_at.is_(None), _t.going_down.is_not(None)).order_by(_t.id)
+    return [int(i) for (i,) in connection.execute(found)]
+
+
+@repeatable
+def hand_down(ledger: Ledger, task_id: int) -> list[dict[str, Any]] | None:
+    """Hands the acts of a Task down to the next of its children that they concern; returns these (their columns), None at
+    the end. Any process may call it at any time: a child that an act was handed down to is no longer concerned."""
+    with ledger.database.read() as connection:
+        if not task_rows.get(connection, task_id)["going_down"]:
+            return None
+    with ledger.database.write() as connection:
+        task = task_rows.lock(connection, task_id)  # before its children, whose ids are larger
+        for act in (task["going_down"] or "").split():
+            concerned = (
+                {
+                    "cancel": _t.state.in_(_ACTIVE),
+                    "pause": _t.state.in_(_ACTIVE) & (_t.state != str(State.PAUSED)),
+                    "resume": (_t.state == str(State.PAUSED)) & (_t.state_reason == children.HELD),
+                    "priority": _t.priority != task["priority"],
+                }[act]
+                & (_t.parent == task_id)
+                & _t.finished_at.is_(None)
+            )
+            ids = connection.scalars(sa.select(_t.id).where(concerned).order_by(_t.id).limit(_AT_ONCE)).all()
+            locked = sa.select(tasks).where(_t.id.in_(ids), concerned).order_by(_t.id).with_for_update()
+            found = [as_dict(row) for row in connection.execute(locked)] if ids else []
+            for child in found:
+                _take_down(connection, ledger, child, act, task)
+            if ids:
+                return found
+        connection.execute(tasks.update().where(_t.id == task_id).values(going_down=None))
+    return None
+
+
+def _take_down(connection: Connection, ledger: Ledger, child: dict[str, Any], act: str, parent: Mapping[str, Any]) -> None:
+    detail = {"with_task": parent["id"]}
+    if act == "cancel":
+        _cancel(connection, ledger, child, detail, "")
+    elif act == "pause":
+        _pause(connection, ledger, child, children.HELD, detail, "")
+    elif act == "resume":
+        _resume(connection, ledger, child, detail, "")
+    else:
+        values = {"priority": parent["priority"]}
+        _update(connection, ledger, child, values, values, detail, "")
 
 
 # -- cancelling and reopening rows in slices

@@ -26,6 +26,7 @@ from asynctask.database.tables import (
     task_tallies,
     tasks,
 )
+from asynctask.ledger import children
 from asynctask.ledger.base import PURGING, chunks, in_range, loads
 from asynctask.ledger.events import BY_MESSAGE, Failure, group_of
 from asynctask.messages import is_storable, template_of
@@ -119,6 +120,15 @@ class CallbackState(TypedDict):
     job_id: str | None
 
 
+class Children(TypedDict):
+    """The Tasks below a Task, which its jobs submitted, or jobs of those."""
+
+    count: int
+    open: Annotated[int, "Those that are not done."]
+    done: int
+    counts: Annotated[Counts, "Their items."]
+
+
 class ExportResult(TypedDict):
     """The file of an export."""
 
@@ -152,6 +162,8 @@ class Progress(TypedDict):
     result: Annotated[ExportResult | None, "Of an export, once it is merged."]
     resubmit_of: Annotated[int | None, "The Task whose failed rows this list corrects."]
     resubmitted_by: Annotated[list[int], "The Tasks that correct failed rows of this one."]
+    parent: Annotated[int | None, "The Task whose job submitted this one; it is done after this one."]
+    children: Annotated[Children | None, "The Tasks below this one; null without any."]
     mended: Annotated[int, "Failed rows of this Task that have succeeded since in a Task that corrects them."]
     generation: int
     version: int
@@ -350,16 +362,19 @@ def _rows(connection: Connection, task_ids: Sequence[int], since: int) -> list[d
 
 
 def progress(connection: Connection, task_ids: Sequence[int], now: int) -> list[dict[str, Any]]:
-    """The progress objects of these Tasks, newest first, read by one statement, and one more for each Task with rows that
-    wait for a retry; unknown ids are left out."""
+    """The progress objects of these Tasks, newest first, read by one statement, one more for each Task with rows that wait
+    for a retry, and one for all that have children; unknown ids are left out."""
     found: dict[int, dict[str, Any]] = {}
     task_ids = [in_range(task_id) for task_id in task_ids]
     failures: dict[int, list[Any]] = {}
+    parents: list[int] = []
     for row in _rows(connection, task_ids, now - micros(RATE_WINDOW_S)):
         if row["turning"] == PURGING:
             continue
         if row["id"] not in found:
             found[row["id"]] = _progress_object(row, now)
+            if row["children"]:
+                parents.append(row["id"])
         if "top" in row:
             top = row["top"]
             failures[row["id"]] = (orjson.loads(top) if isinstance(top, str) else top) or []
@@ -379,7 +394,27 @@ def progress(connection: Connection, task_ids: Sequence[int], now: int) -> list[
     for task_id, each in found.items():
         if each["retrying"]:
             each["retrying_errors"] = retrying_errors(connection, task_id)
+    for task_id, known in children.below(connection, parents).items():
+        _add_children(found[task_id], known)
     return [found[task_id] for task_id in sorted(found, reverse=True)]
+
+
+def _add_children(found: dict[str, Any], known: children.Below) -> None:
+    done, total = known.tasks - known.open, sum(known.counts.values())
+    summed: Children = {
+        "count": known.tasks, "open": known.open, "done": done,
+        "counts": cast("Counts", {"total": total, **known.counts}),
+    }  # fmt: skip
+    found["children"] = summed
+    found["version"] += known.version
+    counts, sealed = found["counts"], found["split"]["state"] != "splitting"
+    is_over = sealed and not counts["enqueue"] + counts["working"] + counts["stopped"]
+    if known.open and is_over and found["state"] == State.RUNNING:
+        found["state_reason"] = WAITS
+
+
+WAITS: Final = "waiting_for_children"
+"""``state_reason`` of a Task of which no item is open, and that waits for its children."""
 
 
 def shown_template(digest: str, status: str, message: str) -> str:
@@ -436,7 +471,7 @@ def first_progress(row: dict[str, Any]) -> dict[str, Any] | None:
 _NEW_TASK: dict[str, Any] = {
     "split_reason": None, "interval_s": 0.0, "tolerated_failures": None, "generation": 1, "version": 1, "started_at": None,
     "round_at": None, "next_due_at": None, "moved_at": None, "sampled_at": None, "sampled_done": None,
-    "queued_callbacks": None, "corrections": None, "mended": 0, "lent": 0, "named": 0, "turning": None,
+    "queued_callbacks": None, "corrections": None, "children": 0, "mended": 0, "lent": 0, "named": 0, "turning": None,
 }  # fmt: skip
 """Default values of a new Task's other columns."""
 
@@ -501,6 +536,8 @@ def _progress_object(row: dict[str, Any], now: int) -> dict[str, Any]:
         "resubmit_of": row["resubmit_of"],
         "resubmitted_by": sorted(i for i, of, state, *_ in corrections if of == row["id"] and state != State.REJECTED),
         # One list at a time takes a row, and none after it finished, so the sum counts each row once.
+        "parent": row["parent"],
+        "children": None,
         "mended": row["mended"] + sum(int(finish or 0) for _, _, _, finish, *_ in corrections),
         "generation": row["generation"],
         "version": int(row["version"] + (row["n_version"] or 0) + sum(own + int(n or 0) for *_, own, n in corrections)),
@@ -634,6 +671,7 @@ def progress_page(
     state: str | None = None,
     worker: str | None = None,
     owner: str | None = None,
+    parent: int | None = None,
     after: int | None = None,
     limit: int = 50,
 ) -> Iterator[dict[str, Any]]:
@@ -650,6 +688,8 @@ def progress_page(
         statement = statement.where(_t.worker_name == worker)
     if owner is not None:
         statement = statement.where(_t.owner == owner)
+    if parent is not None:
+        statement = statement.where(_t.parent == in_range(parent))
     if after is not None:
         statement = statement.where(_t.id < in_range(after))
     with database.read() as connection:
@@ -681,7 +721,16 @@ def _marks(dialect: str) -> Any:
     moved = sa.select(_n.task_id.label("of_task"), sa.func.sum(_n.version).label("n_version"))
     sums = moved.where(_n.task_id.in_(chosen)).group_by(_n.task_id).subquery("sums")
     return (
-        sa.select(_t.id, _t.turning, _t.generation, _t.version, sums.c.n_version, _queued(dialect), _corrections(dialect))
+        sa.select(
+            _t.id,
+            _t.turning,
+            _t.children,
+            _t.generation,
+            _t.version,
+            sums.c.n_version,
+            _queued(dialect),
+            _corrections(dialect),
+        )
         .select_from(tasks.outerjoin(sums, sums.c.of_task == _t.id))
         .where(_t.id.in_(chosen))
     )
@@ -697,7 +746,10 @@ def changed(connection: Connection, known: Mapping[int, str | None], now: int) -
     for start in range(0, len(ids), _MARKS_AT_ONCE):
         part = ids[start : start + _MARKS_AT_ONCE]
         rows = connection.execute(_marks(connection.dialect.name), {"ids": part})
-        marks = {row[0]: str(tuple(row)) for row in rows if row[1] != PURGING}
+        seen = {int(row[0]): tuple(row) for row in rows if row[1] != PURGING}
+        for task_id, known_below in children.below(connection, [i for i, row in seen.items() if row[2]]).items():
+            seen[task_id] += (known_below.tasks, known_below.open, known_below.version)
+        marks = {task_id: str(mark) for task_id, mark in seen.items()}
         moved = [task_id for task_id in part if task_id not in marks or known[task_id] != marks[task_id]]
         objects = {each["task_id"]: each for each in (progress(connection, moved, now) if moved else ())}
         for task_id in moved:

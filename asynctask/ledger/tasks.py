@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from typing import Any, Final
@@ -30,7 +31,7 @@ from asynctask.database.tables import (
     tasks,
 )
 from asynctask.errors import Conflict, InputError, NotFound
-from asynctask.ledger import corrections, sessions
+from asynctask.ledger import children, corrections, sessions
 from asynctask.ledger.base import MAX_SLOTS, PURGING, SLOTS_FROM, Ledger, NewItem, Reject, dumps, in_range, loads, try_lock
 from asynctask.ledger.events import EventRecord, lock_order, move_counts, total_counts
 from asynctask.ledger.hints import settle
@@ -99,6 +100,7 @@ class NewTask:
     source: dict[str, Any] | None = None
     origin: str | None = None
     resubmit_of: int | None = None
+    parent: int | None = None
     idempotency_key: str | None = None
     body_digest: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
@@ -192,6 +194,9 @@ def _insert(ledger: Ledger, firsts: Sequence[First], lease_s: float) -> list[Mad
     with ledger.database.write() as connection:
         parents = [each.new.resubmit_of for each in firsts]
         above = [[] if parent is None else corrections.may_be_corrected(connection, parent) for parent in parents]
+        if any(row["parent"] is not None for row in rows):
+            held = children.adopt(connection, [(row["parent"], row["session_key"]) for row in rows])
+            rows = [_row(ledger, each, now, lease_s, held=each.new.parent in held) for each in firsts]
         if any(row["key_field"] is not None for row in rows):  # after the ancestors, whose rows may be locked for long
             lock_order(connection)
         for row, (task_id,) in zip(rows, connection.execute(_INSERT, rows).all(), strict=True):
@@ -214,12 +219,13 @@ def _insert(ledger: Ledger, firsts: Sequence[First], lease_s: float) -> list[Mad
 
 
 _AS_GIVEN: Final = (
-    "worker_name", "queue", "priority", "owner", "planned", "origin", "resubmit_of", "idempotency_key", "body_digest",
-    "session", "key_field", "chunk_size", "context",
+    "worker_name", "queue", "priority", "owner", "planned", "origin", "resubmit_of", "parent", "idempotency_key",
+    "body_digest", "session", "key_field", "chunk_size", "context",
 )  # fmt: skip
 
 
-def _row(ledger: Ledger, first: First, now: int, lease_s: float) -> dict[str, Any]:
+def _row(ledger: Ledger, first: First, now: int, lease_s: float, *, held: bool = False) -> dict[str, Any]:
+    """``held``: its parent is paused, and so is this Task."""
     check_task(None, State.SPLITTING, Reason.SUBMITTED)
     new, count = first.new, len(first.items)
     throttle = asdict(new.throttle)
@@ -246,9 +252,9 @@ def _row(ledger: Ledger, first: First, now: int, lease_s: float) -> dict[str, An
         if not count:
             state_reason = nothing_taken(reason, len(first.rejects))
             row |= {"state_reason": state_reason, "closed_at": now, "finished_at": now, "session_waits": None}
-    if is_paused and row["state"] != State.REJECTED:
+    if (is_paused or held) and row["state"] != State.REJECTED:
         check_task(row["state"], State.PAUSED, Reason.PAUSED)
-        row |= {"state": State.PAUSED, "session_waits": None}
+        row |= {"state": State.PAUSED, "session_waits": None, "state_reason": None if is_paused else children.HELD}
     # A Task of a session gets its hints when it gets the session.
     gate = Gate(row["state"], new.priority, new.session is None, count > 0, opens=new.throttle.start_at)
     return row | readiness.hints(gate, now)._asdict()
@@ -744,6 +750,7 @@ def _candidates(some: bool) -> Any:
         sa.select(_t.id, _t.created_jobs)
         .outerjoin(task_tallies, _n.task_id == _t.id)
         .where(_t.finished_at.is_(None), _t.closed_at.is_(None), _t.generation_sealed == 1, _t.turning.is_(None))
+        .where((_t.children == 0) | ~children.open_of(_t.id))
         .group_by(_t.id, _t.created_jobs)
         .having(open_items == 0)
     )
@@ -766,7 +773,15 @@ def try_close(ledger: Ledger, task_id: int) -> bool:
             return False
         _close(connection, ledger, current)
     ledger.closed(task_id)
+    _close_above(ledger, [task])
     return True
+
+
+def _close_above(ledger: Ledger, ended: Iterable[Any]) -> None:
+    """Closes the parents of these Tasks (their columns, or rows of them) that waited for them alone."""
+    for parent in sorted({each["parent"] for each in ended if each["parent"] is not None}):
+        with suppress(NotFound):  # it was purged
+            try_close(ledger, parent)
 
 
 def _close(connection: Connection, ledger: Ledger, task: dict[str, Any]) -> None:
@@ -798,7 +813,9 @@ def close_after(ledger: Ledger, record: EventRecord) -> None:
 
 def _may_close(connection: Connection, task: dict[str, object]) -> bool:
     counts = total_counts(connection, int(str(task["id"])))
-    return may_close(str(task["state"]), bool(task["generation_sealed"]), task["turning"] is not None, counts)
+    if not may_close(str(task["state"]), bool(task["generation_sealed"]), task["turning"] is not None, counts):
+        return False
+    return not task["children"] or not children.any_open(connection, int(str(task["id"])))
 
 
 def _open_rows(connection: Connection, task_id: int) -> bool:
@@ -817,7 +834,7 @@ _CLOSED_AT_ONCE: Final = 200
 
 _TO_CLOSE: Final = (
     _t.id, _t.state, _t.generation, _t.generation_sealed, _t.closed_at, _t.turning, _t.session_key, _t.callbacks,
-    _t.created_jobs,
+    _t.created_jobs, _t.parent, _t.children,
 )  # fmt: skip
 _LOG: Final = task_log.insert()
 
@@ -849,6 +866,7 @@ def close_small(ledger: Ledger, task_ids: Collection[int]) -> list[int]:
         connection.execute(_LOG, logged)
     for task_id in found:
         ledger.closed(task_id)
+    _close_above(ledger, [row._mapping for row in found.values()])
     return list(found)
 
 
@@ -860,6 +878,7 @@ def _is_small(task: Any) -> bool:
         and task.turning is None
         and task.session_key is None
         and task.callbacks is None
+        and not task.children
         and task.created_jobs <= MOST_CLOSED
     )
 
@@ -964,7 +983,10 @@ def _due_callbacks(connection: Connection, task: dict[str, Any], *, merge_failed
     known = [NewCallback(**each) for each in loads(task["callbacks"]) or ()]
     if merge_failed is None and (merge := [each for each in known if each.name == MERGE]):
         return merge
-    due = due_callbacks(task["state"], total_counts(connection, task["id"]))
+    counts = total_counts(connection, task["id"])
+    if task["children"]:
+        counts.add(children.ends(connection, task["id"]))
+    due = due_callbacks(task["state"], counts)
     return [each for each in known if each.kind in (("on_complete", "on_failure") if merge_failed else due)]
 
 
@@ -1002,4 +1024,5 @@ def try_finish(ledger: Ledger, task_id: int) -> bool:
         values = {"finished_at": ledger.now(), "state_reason": str(reason) if failed else task["state_reason"]}
         change_state_unless_cancelled(connection, ledger, task, State.FINISHED, reason, **values)
         log(connection, ledger, task_id, str(reason), {"generation": task["generation"], "failed": failed})
+    _close_above(ledger, [task])
     return True

@@ -68,6 +68,10 @@ RESUBMIT: Final = (
     "The Task whose report this file is, corrected: its rows take the place of those that failed, by the row-number column."
     " Not with JSON items, which have no such column."
 )
+PARENT: Final = (
+    "The Task of which this one is a child: it waits for this one, and hands pause, resume, cancel and priority down. By"
+    " default the Task of the job that submits; 0 for none."
+)
 
 
 def _without_nul(text: str) -> str:
@@ -151,6 +155,7 @@ StartAt = Annotated[datetime, BeforeValidator(_start_at), WithJsonSchema({"type"
 """An aware datetime, or a text of RFC 3339."""
 
 TaskId = Annotated[int, Field(ge=1, le=2**63 - 1), BeforeValidator(whole_number)]
+ParentId = Annotated[int, Field(ge=0, le=2**63 - 1), BeforeValidator(whole_number)]
 Interval = Annotated[float, Field(ge=0, le=MAX_INTERVAL_S, allow_inf_nan=False)]
 Priority = Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY), BeforeValidator(whole_number)]
 Tolerated = Annotated[
@@ -220,6 +225,7 @@ class CommonOptions(BaseModel):
     key: NotBlank | None = Field(None, description=KEY)
     chunk_size: ChunkSize | None = Field(None, description=CHUNK)
     resubmit_of: TaskId | None = Field(None, description=RESUBMIT)
+    parent: ParentId | None = Field(None, description=PARENT)
     context: ContextOption = Field(None, description=CONTEXT)
     dry_run: bool | None = Field(None, description="Only validate; nothing is written.")
     strict: bool | None = Field(None, description="One rejected row refuses the list as a whole.")

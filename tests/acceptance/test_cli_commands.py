@@ -232,6 +232,18 @@ def test_a_submission_that_waits_for_a_worker_or_a_person_says_so(desk: Desk) ->
     assert desk.json("show", 2)["control"]["start_at"] is None
 
 
+def test_a_child_is_handed_over_shown_listed_and_cancelled_with_its_parent(desk: Desk) -> None:
+    submit = ("submit", desk.table("products.csv", numbered(3)).name, "--worker", "gated")
+    desk.run(*submit)
+    assert desk.json(*submit, "--parent", 1)["parent"] == 1
+    assert "1 Task, 1 not done: 3 rows (asynctask tasks --parent 1)" in desk.run("show", 1).stdout
+    assert "Task 1" in desk.run("show", 2).stdout
+    assert [each["task_id"] for each in desk.json("tasks", "--parent", 1)["tasks"]] == [2]
+    desk.run("cancel", 1)
+    assert desk.json("show", 2)["state"] == "cancelled"
+    assert "takes no children any more" in desk.run(*submit, "--parent", 1, code=2).stderr
+
+
 def test_a_context_is_given_as_json_and_shown(desk: Desk) -> None:
     file = desk.table("products.csv", numbered(3))
     submit = ("submit", file.name, "--worker", "gated", "--context")

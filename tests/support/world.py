@@ -180,6 +180,13 @@ def make_app(folder: Path, **more: Any) -> AsyncTask:
             raise ValueError("not yet")
         return {"n": item["n"]}
 
+    @app.worker(retry=0)
+    def spread(item: dict[str, Any]) -> dict[str, Any]:
+        """Submits a list of its own: ``items`` for ``worker``, with ``options``."""
+        task = app.submit(item["worker"], item["items"], **item.get("options", {}))
+        shop.note("did", item["n"], task.id)
+        return {"task": task.id}
+
     @app.worker(retry_in=lambda count, error, job: 0.01)
     def told(*args: Any) -> None:
         """A callback: says its arguments and the generation. Waits while there is a file ``hold``, breaks where there is

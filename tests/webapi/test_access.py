@@ -207,6 +207,22 @@ def test_a_correction_of_another_owners_task_is_one_of_no_task(guarded: AsyncTas
     assert of_another.json["detail"] == of_none.json["detail"].replace("999", str(task.id))
 
 
+def test_a_parent_of_another_owner_is_no_task(guarded: AsyncTask) -> None:
+    task = guarded.submit("anything", [1], owner="red")
+    client = client_of(guarded)
+
+    def below(number: int) -> Any:
+        return client.post("/api/tasks", json={"worker": "anything", "items": [1], "parent": number}, **login("shop"))
+
+    of_another, of_none = below(task.id), below(999)
+    assert of_another.status_code == of_none.status_code == 422
+    assert of_another.json["detail"] == of_none.json["detail"].replace("999", str(task.id))
+    assert task.progress()["children"] is None
+    assert client.get(f"/api/tasks?parent={task.id}", **login("shop")).json["tasks"] == []
+    own = guarded.submit("anything", [1], owner="blue")
+    assert (below(own.id).status_code, below(own.id).json["parent"]) == (202, own.id)
+
+
 def test_an_idempotency_key_of_another_owner_is_another_key(guarded: AsyncTask) -> None:
     client, body = client_of(guarded), {"worker": "anything", "items": [1]}
     made = []

@@ -264,20 +264,38 @@ function drawReports(p) {
 
 const correct = $("#correct");
 
+const link = (task) => el("a", { href: new URL(task, location.href).pathname }, `Task ${task}`);
+
 function drawCorrections(p) {
   // Of a list that was not accepted as a whole there is no row whose place a corrected one could take.
   if (correct) show(correct, p.state_reason !== "rows_rejected" && REPORTS[0][2](p) + REPORTS[2][2](p) > 0);
-  const link = (task) => el("a", { href: new URL(task, location.href).pathname }, `Task ${task}`);
   const box = $("#corrections");
-  const now = JSON.stringify([p.resubmit_of, p.resubmitted_by, p.mended]);
+  const now = JSON.stringify([p.parent, p.resubmit_of, p.resubmitted_by, p.mended]);
   if (box.dataset.now === now) return;
   box.dataset.now = now;
   box.replaceChildren(
+    ...(p.parent === null ? [] : ["A job of ", link(p.parent), " submitted this list. "]),
     ...(p.resubmit_of === null ? [] : ["These rows correct those of ", link(p.resubmit_of), ". "]),
     ...(p.resubmitted_by.length ? ["Corrected with ", ...p.resubmitted_by.flatMap((task, i) => [i ? ", " : "", link(task)]), ": "] : []),
     ...(p.resubmitted_by.length || p.mended ? [`${rows(p.mended)} mended since.`] : []),
   );
   show(box, box.childNodes.length > 0);
+}
+
+// -- Children ----------------------------------------------------------------------------------------------------------
+
+const CHILDREN = 20;
+
+async function loadChildren(p) {
+  show($("#children-card"), p.children !== null);
+  if (p.children === null) return;
+  const { counts, done, open } = p.children;
+  setText($("#children-sum"), `${count(done)} of ${count(done + open)} done: ${count(counts.finish)} of ${rows(counts.total)} succeeded.`);
+  if (new URLSearchParams(location.search).has("link")) return; // it opens this Task alone, and the sums are all it shows
+  const page = await call(`${document.body.dataset.api}?parent=${id}&limit=${CHILDREN}`, { has: "tasks" });
+  $("#children").replaceChildren(...page.tasks.map((each) => el("li", {},
+    el("span", { class: "grow" }, link(each.task_id), " ", user(each.title || each.worker)),
+    el("span", { class: "quiet" }, `${percent(each)}, ${badge(each)[0]}`))));
 }
 
 correct?.addEventListener("submit", (event) => {
@@ -382,7 +400,7 @@ const reasons = (r) => el("ul", { class: "reasons" }, r.errors.map((e) =>
 /** What has a request of its own beside the progress. The poller comes back to what cannot be loaded. */
 async function loadTables(p) {
   const bad = p.counts.failed + p.counts.error;
-  await Promise.all([failed.update(bad), rejected.update(p.split.rejected), loadGroups(p, bad), loadRefusal(p)]);
+  await Promise.all([failed.update(bad), rejected.update(p.split.rejected), loadGroups(p, bad), loadRefusal(p), loadChildren(p)]);
 }
 
 let refused = "";

@@ -88,12 +88,14 @@ function retriedFor(p) {
 
 function running(p) {
   if (p.state_reason === "waiting_for_session") return "Waiting for its session.";
+  if (p.state_reason === "waiting_for_children") return "Its rows have ended; it waits for the Tasks below it.";
   if (p.state_reason === "stopped_jobs") return "Only stopped jobs are left; they wait to be started again.";
   if (p.counts.working + p.control.in_flight === 0 && p.started_at === null) return "Waiting for a worker to begin.";
   return "Running.";
 }
 
 function paused(p) {
+  if (p.state_reason === "parent_paused") return "Paused with the Task above it, and resumed with it.";
   if (p.state_reason !== "too_many_failures") return "Paused: nothing new is started until you resume it.";
   const { tolerated_failures: tolerated } = p.control;
   return `Paused by itself: more rows failed than are tolerated (${tolerated}). Raise that, or retry the failed rows, and it goes on.`;
