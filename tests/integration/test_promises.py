@@ -421,8 +421,8 @@ def test_promise_8_control_is_accepted_though_no_worker_lives(world: World) -> N
 
 FORBIDDEN = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "imp", "yaml"}
 IMPORTERS = {"asynctask/cli/options.py", "asynctask/integrations/django.py", "webapi/wsgi.py"}
-"""They import what the operator names, with -A, ASYNCTASK_APP or in Django's settings; nothing that came from a list, a queue
-or a request."""
+"""They import what the operator names, with -A, ASYNCTASK_APP or in Django's settings; nothing that came from a list, a
+queue or a request."""
 
 PLAIN_YAML = {"yaml.parse", "yaml.safe_load", "yaml.SafeLoader", "yaml.MarkedYAMLError", "yaml.YAMLError"}
 """Of the library, in the one module that reads the file which the operator names with -C: nothing that makes objects."""
