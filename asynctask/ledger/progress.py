@@ -423,7 +423,7 @@ def groups_of(message: str, statuses: Collection[str] = PROBLEM) -> set[str]:
 def _retrying_errors(waiting: Sequence[Sequence[Any]]) -> list[RetryingError]:
     """Groups the last errors of rows that wait for a retry, most frequent first."""
     groups: dict[tuple[str, str], RetryingError] = {}
-    for job_id, text, left in waiting:
+    for job_id, text, left in sorted(waiting):  # each statement lists them in its own order
         said = loads(text)
         message, code = str(said["message"]), str(said["code"])
         template = template_of(message)
