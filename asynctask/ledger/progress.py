@@ -420,7 +420,7 @@ def groups_of(message: str, statuses: Collection[str] = PROBLEM) -> set[str]:
     return {group_of(Failure(code, message), status) for code in BY_MESSAGE for status in statuses}
 
 
-def _retrying_errors(waiting: Sequence[Sequence[Any]]) -> list[RetryingError]:
+def _retrying_errors(waiting: list[list[Any]]) -> list[RetryingError]:
     """Groups the last errors of rows that wait for a retry, most frequent first."""
     groups: dict[tuple[str, str], RetryingError] = {}
     for job_id, text, left in sorted(waiting):  # each statement lists them in its own order
