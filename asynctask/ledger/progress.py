@@ -37,7 +37,7 @@ _COUNTS = tuple(str(status) for status in Status)
 _TALLIED = (*_COUNTS, "retrying", "jobs", "version")
 RATE_WINDOW_S = 30
 TOP_ERRORS = 5
-LAST_WAITING: Final = 100
+LAST_WAITING: Final = 10
 """Number of jobs that wait for a retry whose errors a progress object groups."""
 _ERROR_FIELDS = ("count", "digest", "message", "status", "job")
 
@@ -288,10 +288,27 @@ def _of_one(dialect: str) -> sa.Select[Any]:
     entries = (top.c.error_count, top.c.digest, sample.c.message, sample.c.status, sample.c.sample_job_id)
     listed = batches.json_list(dialect, entries).select_from(top.outerjoin(sample, is_its_sample)).scalar_subquery()
     return (
-        sa.select(*_columns(dialect, sums, next_due), listed.label("top"))
+        sa.select(*_columns(dialect, sums, next_due), listed.label("top"), _waiting(dialect, only).label("waiting"))
         .select_from(tasks.outerjoin(sums, sums.c.of_task == _t.id))
         .where(_t.id == only)
     )
+
+
+def _waiting(dialect: str, only: Any) -> Any:
+    """A subquery for the rows that wait for a retry of a Task: a JSON text of [job id, last error, items left], of the
+    :data:`LAST_WAITING` jobs that are due last, so that the cost does not grow with the number of jobs."""
+    left = _e["items"] - _e.n_finish - _e.n_failed - _e.n_error - _e.n_cancelled
+    last = (
+        sa.select(_e.job_id, _e.last_error, _e.retries, _e.status, left.label("left"))
+        .with_hint(events, "FORCE INDEX (ix_events_task_due)", "mariadb")
+        .where(_e.task_id == only, _e.due_at.is_not(None), _e.due_at < BLOCKED)
+        .order_by(_e.due_at.desc())
+        .limit(LAST_WAITING)
+        .subquery("waiting")
+    )
+    c = last.c
+    wait = (c.retries > 0) & (c.status == str(Status.ENQUEUE)) & c.last_error.is_not(None)
+    return batches.json_list(dialect, (c.job_id, c.last_error, c.left)).select_from(last).where(wait).scalar_subquery()
 
 
 def _of_many(dialect: str) -> sa.Select[Any]:
@@ -362,8 +379,9 @@ def _rows(connection: Connection, task_ids: Sequence[int], since: int) -> list[d
 
 
 def progress(connection: Connection, task_ids: Sequence[int], now: int) -> list[dict[str, Any]]:
-    """The progress objects of these Tasks, newest first, read by one statement, one more for each Task with rows that wait
-    for a retry, and one for all that have children; unknown ids are left out."""
+    """The progress objects of these Tasks, newest first; unknown ids are left out. That of one Task is read by one
+    statement, those of several by one, and one more for each of them with rows that wait for a retry. One
+    more reads what all that have children sum."""
     found: dict[int, dict[str, Any]] = {}
     task_ids = [in_range(task_id) for task_id in task_ids]
     failures: dict[int, list[Any]] = {}
@@ -376,8 +394,8 @@ def progress(connection: Connection, task_ids: Sequence[int], now: int) -> list[
             if row["children"]:
                 parents.append(row["id"])
         if "top" in row:
-            top = row["top"]
-            failures[row["id"]] = (orjson.loads(top) if isinstance(top, str) else top) or []
+            failures[row["id"]] = _listed(row["top"])
+            found[row["id"]]["retrying_errors"] = _retrying_errors(_listed(row["waiting"]))
         elif row["error_count"]:
             failures.setdefault(row["id"], []).append([row[f"error_{name}"] for name in _ERROR_FIELDS])
     for task_id, entries in failures.items():
@@ -392,8 +410,9 @@ def progress(connection: Connection, task_ids: Sequence[int], now: int) -> list[
             for count, digest, message, status, job in sorted(entries, key=lambda each: (-int(each[0]), each[1]))
         ]
     for task_id, each in found.items():
-        if each["retrying"]:
-            each["retrying_errors"] = retrying_errors(connection, task_id)
+        if each["retrying"] and len(task_ids) > 1:
+            rows = connection.execute(_waiting_rows(connection.dialect.name), {"only": task_id}).scalar()
+            each["retrying_errors"] = _retrying_errors(_listed(rows))
     for task_id, known in children.below(connection, parents).items():
         _add_children(found[task_id], known)
     return [found[task_id] for task_id in sorted(found, reverse=True)]
@@ -417,6 +436,16 @@ WAITS: Final = "waiting_for_children"
 """``state_reason`` of a Task of which no item is open, and that waits for its children."""
 
 
+@cache
+def _waiting_rows(dialect: str) -> Any:
+    return sa.select(_waiting(dialect, sa.bindparam("only", type_=sa.BigInteger)))
+
+
+def _listed(value: Any) -> list[Any]:
+    """The rows of a :func:`~asynctask.database.batches.json_list`."""
+    return (orjson.loads(value) if isinstance(value, str) else value) or []
+
+
 def shown_template(digest: str, status: str, message: str) -> str:
     """What the messages of a group have in common, from one of them: its template, or the message of a group by code."""
     return template_of(message) if digest in groups_of(message, (status,)) else message
@@ -427,25 +456,10 @@ def groups_of(message: str, statuses: Collection[str] = PROBLEM) -> set[str]:
     return {group_of(Failure(code, message), status) for code in BY_MESSAGE for status in statuses}
 
 
-_LEFT: Final = _e["items"] - _e.n_finish - _e.n_failed - _e.n_error - _e.n_cancelled
-_RETRYING: Final = (
-    sa.select(_e.job_id, _e.last_error, _e.retries, _e.status, _LEFT.label("left"))
-    .with_hint(events, "FORCE INDEX (ix_events_task_due)", "mariadb")
-    .where(_e.task_id == sa.bindparam("task_id"), _e.due_at.is_not(None), _e.due_at < BLOCKED)
-    .order_by(_e.due_at.desc())
-    .limit(LAST_WAITING)
-    .subquery("waiting")
-)
-_ERRORS_OF_RETRYING: Final = sa.select(_RETRYING.c.job_id, _RETRYING.c.last_error, _RETRYING.c.left).where(
-    _RETRYING.c.retries > 0, _RETRYING.c.status == str(Status.ENQUEUE), _RETRYING.c.last_error.is_not(None)
-)
-
-
-def retrying_errors(connection: Connection, task_id: int) -> list[RetryingError]:
-    """The last errors of a Task's rows that wait for a retry, most frequent first. Only those of the :data:`LAST_WAITING`
-    jobs that are due last, so that the cost does not grow with the number of jobs."""
+def _retrying_errors(waiting: list[list[Any]]) -> list[RetryingError]:
+    """Groups the last errors of rows that wait for a retry, most frequent first."""
     groups: dict[tuple[str, str], RetryingError] = {}
-    for job_id, text, left in connection.execute(_ERRORS_OF_RETRYING, {"task_id": task_id}):
+    for job_id, text, left in sorted(waiting):  # each statement lists them in its own order
         said = loads(text)
         message, code = str(said["message"]), str(said["code"])
         template = template_of(message)
