@@ -292,6 +292,7 @@ class DispatchPass:
         self._outboxes: dict[str | None, Outbox] = {}  # by engine
         self._shares = Shares(by_owner=fair_by_owner)
         self._credit = Credit(background_share)
+        self._closed: set[str | None] = set()  # the rate limits that permit no more starts in this pass
         self.rates = Rates(ledger.clock)
         self.names: Collection[str] = ()  # queues that processes worked at the last pass
         self.left: set[str | None] = set()  # engines for which the last pass left jobs
@@ -361,6 +362,7 @@ class DispatchPass:
 
     def _dispatch(self) -> int:
         self.left = set()
+        self._closed.clear()
         threads = self._threads()
         self.names = threads.keys()
         offers, alone = self._offered(threads) if threads else ([], [])
@@ -438,10 +440,15 @@ class DispatchPass:
         return sent
 
     def _send_task(self, offer: Offer, count: int, at: int | None) -> int:
+        if offer.rate in self._closed:
+            return 0
         now, holder, limited = self._ledger.now(), queue_holder(engine_of(offer.queue)), offer.limit is not None
         if limited:
             count = foreign.lease(self._ledger, holder, offer.task_id, count)
         found = lending.borrow(self._ledger, offer, count)
+        if offer.rate is not None and found.opens is not None and found.opens > now:
+            self._closed.add(offer.rate)
+            self._expect(found.opens)
         if found.next_at is not None and found.next_at > now:
             self._expect(found.next_at)
         if found.is_locked:

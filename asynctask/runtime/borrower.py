@@ -217,6 +217,8 @@ class Picker:
         self._share = zlib.crc32(ledger.identity.encode()) / 2**32  # in [0, 1): where among many Tasks this process begins
         self._due: int | None = None  # when the next job is due, as far as known (microseconds)
         self._is_locked = False  # the last borrow found Tasks whose rows other transactions had locked
+        self._rated: dict[int, str] = {}  # the rate limits of the offered Tasks, and of those with ready jobs
+        self._closed: set[str] = set()  # the limits that permit no more starts in this borrow
 
     # -- when
 
@@ -253,6 +255,7 @@ class Picker:
         pool = self._pool
         pool.low.clear()
         self._is_locked = False
+        self._closed.clear()
         wanted, first = self._lack(), pool.jobs.first_rank()
         total, turns = 0, sorted(self._query().items())
         for turn, sources in turns:
@@ -290,6 +293,9 @@ class Picker:
             alone = lending.alone_due(connection, now, {*names} - paused, workers=workers)
             self._due = lending.next_due(connection, now)
         self._pool.gate.hold_back(paused)  # an untracked job is no reason for a check
+        ready = self._pool.jobs.ready_by_task()
+        self._rated = {i: rate for i, rate in self._rated.items() if i in ready}
+        self._rated |= {each.task_id: each.rate for each in offers if each.rate is not None}
         order = {name: number for number, name in enumerate(names)}
         found: dict[_Turn, list[WorkSource]] = defaultdict(list)
         for each in self._shares.sources(offers, alone, self._borrow_of, self._claim):
@@ -358,7 +364,9 @@ class Picker:
         return count * max(self._durations.of(task_id, AHEAD_S) / self._pool.concurrency, AHEAD_S / MOST)
 
     def _borrow_of(self, offer: Offer, amount: int, rank: Rank, is_urgent: bool) -> int:
-        if offer.limit is not None:
+        if offer.rate is not None:
+            amount = min(amount, self._within_rate(offer.rate))
+        if offer.limit is not None and amount > 0:
             amount = self._within_limit(offer, amount, is_urgent)
         if amount <= 0:
             return 0
@@ -367,7 +375,18 @@ class Picker:
         self._is_locked |= found.is_locked
         if found.next_at is not None and found.next_at > self._ledger.now():
             self.expect(found.next_at)
+        if offer.rate is not None and found.opens is not None and found.opens > self._ledger.now():
+            self._closed.add(offer.rate)
+            self.expect(found.opens)
         return self._arrivals.lent(rank, offer, found, asked)
+
+    def _within_rate(self, rate: str) -> int:
+        """How many jobs of a rate limit to borrow: as many as start at once, because those that wait here would start
+        together later. If no thread is idle, but threads take jobs all the time, one waits here."""
+        if rate in self._closed:
+            return 0
+        waiting = sum(count for i, count in self._pool.jobs.ready_by_task().items() if self._rated.get(i or 0) == rate)
+        return self._pool.idle or int(self._pool.frees_threads and not waiting)
 
     def _within_limit(self, offer: Offer, amount: int, is_urgent: bool) -> int:
         """Leases places of a Task with a limit; returns how many jobs of it to borrow."""
@@ -384,7 +403,7 @@ class Picker:
             jobs.limit(offer.task_id, places if places or holds else None)
             if lease.is_locked or lease.places is None:
                 return 0
-        if offer.has_rounds or not self._durations.knows(offer.task_id):  # all jobs of a round begin at once
+        if offer.has_rounds or offer.rate is not None or not self._durations.knows(offer.task_id):  # they begin at once
             return max(0, places - used - waiting)
         ahead = max(places, int(AHEAD_S * places / self._durations.of(offer.task_id, AHEAD_S)))
         if used >= places and waiting > ahead * LEAST:
