@@ -205,15 +205,16 @@ class Dispatcher:
         if now < self._pass_at + SHORTEST_S:  # one pass for all notifications of this time
             return self._pass_at + SHORTEST_S - now
         self._nudged, self._due = False, None
+        asked = self._ledger.now()
         pushed = self.run_pass()
-        self._expect_next()
+        self._expect_next(asked)
         # Counted from start to start, because a slow pass does not make the jobs last longer.
         self._next_at = now + (self._pause_s if pushed else ACTIVE_S)
         return min(self._go_on(), self._until_due())
 
-    def _expect_next(self) -> None:
+    def _expect_next(self, now: int) -> None:
         with self._ledger.database.read() as connection:
-            at = lending.next_due(connection, self._ledger.now())
+            at = lending.next_due(connection, now)
         if at is not None:
             self._note_due(at)
 
@@ -446,7 +447,7 @@ class DispatchPass:
         if limited:
             count = foreign.lease(self._ledger, holder, offer.task_id, count)
         found = lending.borrow(self._ledger, offer, count)
-        if offer.rate is not None and found.opens is not None and found.opens > now:
+        if found.opens is not None:
             self._closed.add(offer.rate)
             self._expect(found.opens)
         if found.next_at is not None and found.next_at > now:

@@ -241,7 +241,7 @@ class Borrowed:
     """The result of a borrow: loans with their jobs, and claimed jobs. ``limit``: the Task's limit at the borrow, see
     :class:`Offer`; ``is_locked``: another transaction holds the Task's row, or its rate limit; ``next_at``: when the Task
     is worth the next borrow (microseconds), for example for its next round; None if that is not known; ``opens``: when its
-    rate limit permits the next start, None without one."""
+    rate limit permits the next start, None if it does so now, or there is none."""
 
     loans: list[tuple[Loan, list[Job]]] = field(default_factory=list)
     claimed: list[Job] = field(default_factory=list)

@@ -162,12 +162,13 @@ class Taking:
         """How many jobs may start now."""
         return permitted(self.free_at, self.every, now)
 
-    def take(self, connection: Connection, count: int, now: int) -> int:
-        """Takes so many starts; returns when the limit permits the next one."""
+    def take(self, connection: Connection, count: int, now: int) -> int | None:
+        """Takes so many starts; returns when the limit permits the next one, None if it does so now."""
         if count:
             self.free_at = taken(self.free_at, self.every, now, count)
             connection.execute(rates.update().where(_r.name == self.name).values(free_at=self.free_at))
-        return rate_opens(self.free_at, self.every, now)
+        opens = rate_opens(self.free_at, self.every, now)
+        return opens if opens > now else None
 
 
 _ROW: Final = sa.select(_r.name, _r.every, _r.free_at).where(_r.name == sa.bindparam("name"))

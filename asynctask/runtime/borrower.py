@@ -283,12 +283,11 @@ class Picker:
         return max(AHEAD_S - queued, 1e-6 if pool.idle else 0.0)
 
     def _query(self) -> dict[_Turn, list[WorkSource]]:
-        names, workers = self._order(), self._workers()
+        names, workers, now = self._order(), self._workers(), self._ledger.now()
         with self._ledger.database.read() as connection:
             offers = lending.pick(
                 connection, self._ledger, names, workers=workers, after=self._shares.last, share=self._share
             )
-            now = self._ledger.now()
             paused = lending.paused_queues(connection)
             alone = lending.alone_due(connection, now, {*names} - paused, workers=workers)
             self._due = lending.next_due(connection, now)
@@ -375,7 +374,7 @@ class Picker:
         self._is_locked |= found.is_locked
         if found.next_at is not None and found.next_at > self._ledger.now():
             self.expect(found.next_at)
-        if offer.rate is not None and found.opens is not None and found.opens > self._ledger.now():
+        if offer.rate is not None and found.opens is not None:
             self._closed.add(offer.rate)
             self.expect(found.opens)
         return self._arrivals.lent(rank, offer, found, asked)
