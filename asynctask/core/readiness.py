@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from asynctask.core.states import State
+from asynctask.core.transitions import CLOCKS_DIFFER
 
 
 class Gate(NamedTuple):
@@ -83,13 +84,10 @@ RATE_AHEAD: Final = 250_000
 """Microseconds by which a start may be before its time, so that a limit that is used late loses none. In any time T, a
 limit permits at most (T + RATE_AHEAD) / every + 1 starts."""
 
-_APART: Final = 1_000_000
-"""Microseconds by which the clocks of processes may differ."""
-
 
 def _taken_until(free_at: int, every: int, now: int) -> int:
     # Further ahead it was set by a clock that was set back since, or at a lower rate.
-    return now if free_at > now + RATE_AHEAD + every + _APART else max(free_at, now)
+    return now if free_at > now + RATE_AHEAD + every + CLOCKS_DIFFER else max(free_at, now)
 
 
 def rate_opens(free_at: int, every: int, now: int) -> int:

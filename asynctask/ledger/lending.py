@@ -423,7 +423,7 @@ class _Borrow:
             wanted = _tolerated(connection, task, wanted)
         taking = None if rate is None else rates.lock_now(connection, rate)
         if rate is not None:
-            wanted = 0 if taking is None else min(wanted, taking.permits(self.now))
+            wanted = 0 if taking is None else min(wanted, readiness.permitted(taking.free_at, taking.every, self.now))
             self.result.is_locked = taking is None
         self.left = wanted
         if wanted > 0:
@@ -819,12 +819,11 @@ def _claim_due(ledger: Ledger, event_ids: Sequence[int]) -> list[int]:
 
 
 def next_due(connection: Connection, now: int) -> int | None:
-    """The due time after ``now`` of the next job that waits in the ledger, of a Task or without one; or the next opening of
-    a rate limit."""
+    """When, after ``now``, the next job that waits in the ledger is due, or the next rate limit opens."""
     of_tasks = sa.select(_t.due_next).where(_t.due_next > now).order_by(_t.due_next).limit(1)
     alone = sa.select(_e.due_at).where(_e.task_id.is_(None), _e.due_at > now).order_by(_e.due_at).limit(1)
-    opening = rates.NEXT_OPENING.scalar_subquery()
-    times = connection.execute(sa.select(of_tasks.scalar_subquery(), alone.scalar_subquery(), opening), {"now": now}).one()
+    found = sa.select(of_tasks.scalar_subquery(), alone.scalar_subquery(), rates.NEXT_OPENING)
+    times = connection.execute(found, {"now": now}).one()
     return min((int(at) for at in times if at is not None), default=None)
 
 

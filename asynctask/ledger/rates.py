@@ -19,7 +19,8 @@ from sqlalchemy import exc
 from sqlalchemy.engine import Connection
 
 from asynctask.clock import SECOND, Time, rfc3339
-from asynctask.core.readiness import RATE_AHEAD, permitted, rate_opens, taken
+from asynctask.core.readiness import RATE_AHEAD, rate_opens, taken
+from asynctask.core.transitions import CLOCKS_DIFFER
 from asynctask.database.notify import notify
 from asynctask.database.retrying import TransactionConflict, repeatable
 from asynctask.database.tables import rated_workers, rates, tasks
@@ -138,7 +139,7 @@ def _declare(ledger: Ledger, wanted: Mapping[str, tuple[str, str]], own: list[st
 _IS_CLOSED: Final = sa.and_(
     _r.free_at > sa.bindparam("now") + RATE_AHEAD,
     # Further ahead it was set by a clock that was set back since, or at a lower rate.
-    _r.free_at <= sa.bindparam("now") + RATE_AHEAD + _r.every + SECOND,
+    _r.free_at <= sa.bindparam("now") + RATE_AHEAD + _r.every + CLOCKS_DIFFER,
 )
 CLOSED: Final = sa.select(_w.worker_name).join(rates, _r.name == _w.limit_name).where(_IS_CLOSED)
 """The workers whose limit permits no start at ``now``."""
@@ -146,7 +147,7 @@ CLOSED: Final = sa.select(_w.worker_name).join(rates, _r.name == _w.limit_name).
 LIMIT_OF_TASK: Final = sa.select(_w.limit_name).where(_w.worker_name == tasks.c.worker_name).scalar_subquery()
 """The limit of a Task's worker; NULL without one."""
 
-NEXT_OPENING: Final = sa.select(sa.func.min(_r.free_at) - RATE_AHEAD).where(_IS_CLOSED)
+NEXT_OPENING: Final = sa.select(sa.func.min(_r.free_at) - RATE_AHEAD).where(_IS_CLOSED).scalar_subquery()
 """When the next of the closed limits permits a start."""
 
 
@@ -157,10 +158,6 @@ class Taking:
     name: str
     every: int
     free_at: int
-
-    def permits(self, now: int) -> int:
-        """How many jobs may start now."""
-        return permitted(self.free_at, self.every, now)
 
     def take(self, connection: Connection, count: int, now: int) -> int | None:
         """Takes so many starts; returns when the limit permits the next one, None if it does so now."""

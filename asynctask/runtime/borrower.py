@@ -254,8 +254,7 @@ class Picker:
         """Borrows as much as this process can use soon; returns the number of jobs."""
         pool = self._pool
         pool.low.clear()
-        self._is_locked = False
-        self._closed.clear()
+        self._is_locked, self._closed = False, set()
         wanted, first = self._lack(), pool.jobs.first_rank()
         total, turns = 0, sorted(self._query().items())
         for turn, sources in turns:
@@ -292,9 +291,11 @@ class Picker:
             alone = lending.alone_due(connection, now, {*names} - paused, workers=workers)
             self._due = lending.next_due(connection, now)
         self._pool.gate.hold_back(paused)  # an untracked job is no reason for a check
-        ready = self._pool.jobs.ready_by_task()
-        self._rated = {i: rate for i, rate in self._rated.items() if i in ready}
-        self._rated |= {each.task_id: each.rate for each in offers if each.rate is not None}
+        ready, rated = (
+            self._pool.jobs.ready_by_task(),
+            {each.task_id: each.rate for each in offers if each.rate is not None},
+        )
+        self._rated = {i: rate for i, rate in self._rated.items() if i in ready} | rated
         order = {name: number for number, name in enumerate(names)}
         found: dict[_Turn, list[WorkSource]] = defaultdict(list)
         for each in self._shares.sources(offers, alone, self._borrow_of, self._claim):
@@ -380,8 +381,7 @@ class Picker:
         return self._arrivals.lent(rank, offer, found, asked)
 
     def _within_rate(self, rate: str) -> int:
-        """How many jobs of a rate limit to borrow: as many as start at once, because those that wait here would start
-        together later. If no thread is idle, but threads take jobs all the time, one waits here."""
+        """How many jobs of a rate limit to borrow: as many as start at once; one if no thread is idle, but one soon is."""
         if rate in self._closed:
             return 0
         waiting = sum(count for i, count in self._pool.jobs.ready_by_task().items() if self._rated.get(i or 0) == rate)
