@@ -37,6 +37,7 @@ from asynctask.ledger.base import Ledger
 from asynctask.ledger.foreign import engine_of
 from asynctask.ledger.progress import Changed
 from asynctask.ledger.purge import Old, Purge, Purged, count_old
+from asynctask.ledger.rates import declared as declared_rates
 from asynctask.ledger.schedules import MISSED, Missed, Schedule, Schedules, Ticks
 from asynctask.ledger.tasks import NewCallback, TaskRow
 from asynctask.lists.dry_run import DryRun
@@ -88,7 +89,7 @@ if TYPE_CHECKING:
 EVENTS = ("startup", "quiet", "shutdown", "error", "death", "task_finished")
 _OPTIONS = (
     "name", "queue", "retry", "priority", "timeout", "failed_on", "use_task_event", "unique", "key", "retry_in",
-    "retries_exhausted", "batch", *CALLBACKS, *UNTRACKED,
+    "retries_exhausted", "batch", "rate", "limit", *CALLBACKS, *UNTRACKED,
 )  # fmt: skip
 """The options of :meth:`AsyncTask.worker`."""
 
@@ -176,6 +177,8 @@ class AsyncTask(OnDemand):
         on_success: CallbackOption | None = None,
         on_failure: CallbackOption | None = None,
         batch: bool = False,
+        rate: str | None = None,
+        limit: str | None = None,
         **options: Any,
     ) -> Any:
         """Registers a function or class as a worker; a decorator, with or without options.
@@ -187,9 +190,11 @@ class AsyncTask(OnDemand):
         before a user's ``"stop"`` or ``"start"`` of one of its jobs, and refuses with a reason, returned or raised as
         :class:`NormalException`; ``retry_in(count, error, job)`` returns the seconds before a retry, ``"kill"`` or
         ``"discard"``; ``retries_exhausted(job, error)`` is called when no retry is left; ``batch``: the function takes a
-        list of items and reports on them with ``current_job().fail(i, reason)``, ``error`` and ``finish``. ``options`` of
-        an untracked worker: ``tags``, ``backtrace``, ``dead``, ``retry_for``, ``retry_queue``, ``members``
-        (:mod:`asynctask.sidekiq.payload`). Raises :class:`ConfigError`.
+        list of items and reports on them with ``current_job().fail(i, reason)``, ``error`` and ``finish``; ``rate``: how
+        many jobs of its Tasks may start in a time, in all processes, such as ``5/s``, ``300/min`` or ``1000/h``; ``limit``:
+        a name under which several workers share one rate (default: the worker's own). ``options`` of an untracked worker:
+        ``tags``, ``backtrace``, ``dead``, ``retry_for``, ``retry_queue``, ``members`` (:mod:`asynctask.sidekiq.payload`).
+        Raises :class:`ConfigError`.
         """
         if retry is None:
             retry = TRACKED_RETRIES if use_task_event else True
@@ -218,11 +223,14 @@ class AsyncTask(OnDemand):
                 options=options,
                 callbacks=callbacks,
                 batch=batch,
+                rate=rate,
+                limit=limit,
                 is_iterable=inspect.isclass(found) and issubclass(found, Iterable),
             )
             _check_worker(worker, found)
             if worker.name in self._workers or worker.name in self._internal:
                 raise ConfigError(f"two workers are named {worker.name!r}; give one of them another name=")
+            declared_rates({**self.workers, worker.name: worker})
             self._workers[worker.name] = worker
             for _, schedule in [each for each in self._unregistered if each[0] is found]:
                 schedule(worker)
@@ -1147,6 +1155,8 @@ def _check_worker(worker: Worker, target: Any = None) -> None:
         raise ConfigError(f"a worker's name has 1 to 255 characters, without | and /: {worker.name!r}")
     if not worker.use_task_event and inspect.isclass(target) and issubclass(target, Iterable):
         raise ConfigError(f"worker {worker.name}: an iterable saves its place in its Event, so it must be tracked")
+    if not worker.use_task_event and worker.rate is not None:
+        raise ConfigError(f"worker {worker.name}: a rate counts the jobs of Tasks, so the worker must be tracked")
     if worker.timeout is not None and not is_span(worker.timeout):
         raise ConfigError(
             f"worker {worker.name}: timeout must be a number of seconds, more than 0 and with an end, or None for no"

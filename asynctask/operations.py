@@ -38,7 +38,7 @@ from asynctask.dispatch.outbox import Router
 from asynctask.errors import BrokerUnavailable, Conflict, InputError, NormalException, NotFound, OtherEngine
 from asynctask.integrations.base import EARLY_S, Engine
 from asynctask.job import refuse_work
-from asynctask.ledger import lending, queries, tasks
+from asynctask.ledger import lending, queries, rates, tasks
 from asynctask.ledger import processes as recovery
 from asynctask.ledger import progress as progress_rows
 from asynctask.ledger.base import loads
@@ -568,6 +568,11 @@ class Operations:
         if at > now:
             mend = f"asynctask set {task['id']} interval=0, for no more rounds"
             return [WaitReason("interval", f"The next round begins at {rfc3339(at)}", mend)]
+        with self._ledger.database.read() as connection:
+            closed = rates.closed(connection, task["worker_name"], now)
+        if closed is not None:
+            text = f"The limit {closed.name} permits {closed.rate}; next start in {(closed.opens - now) / SECOND:.1f} s"
+            return [WaitReason("rate", text, f"asynctask rates set {closed.name} RATE permits more")]
         if progress["counts"]["enqueue"] != progress["retrying"]:
             return []
         at, count = progress["next_retry_at"], progress["retrying"]

@@ -34,6 +34,7 @@ from asynctask.ledger import processes
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.doctor import Readiness
 from asynctask.ledger.queries import DeadCount
+from asynctask.ledger.rates import Rates
 from asynctask.ledger.schedules import Schedules, Ticker
 from asynctask.lists.cleaning import Cleaning
 from asynctask.lists.dry_run import Checker, DryRunTimeout
@@ -319,6 +320,11 @@ class OnDemand(ABC):
         except Unavailable as error:
             return f"{error.code}: {error}"
         return f"{reasons[0].code}: {reasons[0].message}" if reasons else ""
+
+    @property
+    def rates(self) -> Rates:
+        """The rate limits of workers."""
+        return Rates(lambda: self.ledger)
 
     @property
     def export_files(self) -> ExportFiles:

@@ -218,6 +218,8 @@ class WorkerOptions(UntrackedOptions, total=False):
     on_success: CallbackOption | None
     on_failure: CallbackOption | None
     batch: bool
+    rate: str | None
+    limit: str | None
 
 
 class Register(Protocol):
@@ -242,8 +244,9 @@ class Worker(Generic[P, R_co]):
     attached engine that performs it; its ``queue`` has that engine's name as a prefix. ``callbacks``: default callbacks of
     its Tasks, by name. ``batch``: its function takes a list of items, and reports on them with ``current_job().finish``,
     ``fail`` and ``error``. ``columns``: those of the rows of an export; ``rows_of``: the function that yields these rows,
-    if it is another one. Calling a worker calls the declared function, in this thread; type checkers see its parameters and
-    result.
+    if it is another one. ``rate``: how many jobs of its Tasks may start in a time, such as ``5/s``; ``limit``: the name
+    under which workers share that. Calling a worker calls the declared function, in this thread; type checkers see its
+    parameters and result.
     """
 
     name: str
@@ -272,6 +275,8 @@ class Worker(Generic[P, R_co]):
     is_iterable: bool = False
     columns: tuple[str, ...] = ()
     rows_of: Callable[..., Any] | None = None
+    rate: str | None = None
+    limit: str | None = None
 
     def queue_for(self, name: str | None) -> str:
         """The queue ``name`` (None: the worker's own) for a Task, with the prefix of the worker's engine, if it has one."""
@@ -331,6 +336,8 @@ class Worker(Generic[P, R_co]):
             "retry": self.retry if self.engine is None else None,
             "priority": self.priority,
             "timeout": self.timeout,
+            "rate": self.rate,
+            "limit": None if self.rate is None else self.limit or self.name,
             "fields": [] if schema is None else _fields(schema, headers),
             "headers": sorted(headers),
             "item_schema": schema,

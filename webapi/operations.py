@@ -13,6 +13,7 @@ from pydantic import Field, StringConstraints
 from asynctask.brokers.admin import MAX_OFFSET, MAX_PAGE
 from asynctask.errors import BrokerUnavailable, NotFound, SchemaOutdated, Unavailable
 from asynctask.figures import DURATIONS_S, MOST_WORKERS, OTHERS, SIZES
+from asynctask.ledger.rates import RateInfo
 from asynctask.ledger.schedules import ScheduleInfo
 from asynctask.logs import get_logger
 from asynctask.operations import (
@@ -96,6 +97,14 @@ class ScheduleChange(_In):
     enabled: bool = Field(description="Whether it ticks.")
 
 
+class RateChange(_In):
+    """What to change of a rate limit."""
+
+    rate: Annotated[str, StringConstraints(max_length=32)] = Field(
+        description="Starts in a time, such as 5/s, 300/min, 1000/h or 0.5/s."
+    )
+
+
 Queues: Final = rows_of("Queues", "queues", described(QueueInfo))
 JobPage: Final = rows_of("JobPage", "jobs", described(QueuedJob), total=int, links=PageLinks)
 EntryPage: Final = rows_of("EntryPage", "entries", described(WaitingEntry), total=int, links=PageLinks)
@@ -108,6 +117,8 @@ Found: Final = rows_of(
 Processes: Final = rows_of("Processes", "processes", described(ProcessInfo))
 Schedule: Final = described(ScheduleInfo)
 Schedules: Final = rows_of("Schedules", "schedules", Schedule)
+Rate: Final = described(RateInfo)
+Rates: Final = rows_of("Rates", "rates", Rate)
 
 
 # -- routes
@@ -269,6 +280,24 @@ def change_schedule(name: str, body: ScheduleChange) -> Response:
     found = asynctask_app().schedules
     found.switch(_known(name), body.enabled)
     return json_response(found.find(name))
+
+
+# -- rate limits
+
+
+@blueprint.serve("GET /rates", "listRates", Rates)
+def rates() -> Response:
+    """The rate limits of workers"""
+    return _uncached({"rates": asynctask_app().rates.all()})
+
+
+@blueprint.serve("PATCH /rates/<name>", "changeRate", Rate, body=RateChange)
+def change_rate(name: str, body: RateChange) -> Response:
+    """Set the rate of a limit
+
+    It holds at once in all processes, until the code declares another rate than it does now.
+    """
+    return json_response(asynctask_app().rates.set(_known(name), body.rate))
 
 
 # -- health

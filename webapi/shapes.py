@@ -671,6 +671,8 @@ class WorkerInfo(_Out):
     retry: int | bool | None = Field(description="Null: the engine's own options decide.")
     priority: int
     timeout: float | None = Field(description="Seconds; null: none, or that of the engine.")
+    rate: str | None = Field(description="The rate in the code at which jobs of its Tasks may start; null: no limit.")
+    limit: str | None = Field(description="The name of its rate limit.")
     fields: list[ItemField]
     headers: list[str] = Field(description="Every header that a sheet may use for them.")
     item_schema: dict[str, JsonValue] | None = Field(description="JSON Schema of an item; null where any object will do.")

@@ -1,4 +1,5 @@
-"""Commands for operators: queues, retries, scheduled, dead, processes, schedules, db, doctor, purge, config, middleware."""
+"""Commands for operators: queues, retries, scheduled, dead, processes, schedules, rates, db, doctor, purge, config,
+middleware."""
 
 from __future__ import annotations
 
@@ -358,6 +359,45 @@ def remove_schedule(session: Session, name: str) -> int:
     return OK
 
 
+# -- rate limits
+
+rates: Final = Listing("rates", help="Show the rate limits of workers; set a rate.")
+
+
+@rates.command("list")
+@pass_session
+def list_rates(session: Session) -> int:
+    """List the rate limits: the rate, that in the code, the workers, and when a limit permits the next start."""
+    found = session.existing().rates.all()
+    session.out.document({"rates": found})
+    session.out.table(_RATES, found, longest=60, nothing="No worker has a rate limit.")
+    return OK
+
+
+_RATES: Final[Mapping[str, Column]] = {
+    "limit": "name",
+    "rate": "rate",
+    "in the code": "declared",
+    "workers": lambda limit: ", ".join(limit["workers"]),
+    "next start": lambda limit: _short_time(limit["next_at"]) or "now",
+}
+
+
+@rates.command("set")
+@click.argument("name")
+@click.argument("rate")
+@pass_session
+def set_rate(session: Session, name: str, rate: str) -> int:
+    """Set the RATE of a limit, such as 5/s, 300/min, 1000/h or 0.5/s, in all processes at once.
+
+    It stays until the code declares another rate than it does now.
+    """
+    found = session.existing().rates.set(name, rate)
+    session.out.document(found)
+    session.out.line(f"{clean(name)} permits {found['rate']}.")
+    return OK
+
+
 # -- db, doctor, config, middleware
 
 
@@ -548,7 +588,7 @@ def workers(session: Session, name: str | None) -> int:
     found = [registered[each] for each in sorted(registered)]
     session.out.document({"workers": [each.as_dict() for each in found]})
     rows = [{"worker": w.name, **_options_of(w), "items": _items_of(w), "about": w.doc} for w in found]
-    columns = ("worker", "engine", "queue", "retries", "priority", "timeout", "items", "about")
+    columns = ("worker", "engine", "queue", "retries", "priority", "timeout", "rate", "items", "about")
     session.out.table({c: c for c in columns}, rows, longest=60, nothing="The application has no workers.")
     return OK
 
@@ -561,6 +601,7 @@ def _options_of(worker: Worker) -> dict[str, str]:
         "retries": theirs or str(worker.max_retries),
         "priority": str(worker.priority),
         "timeout": theirs or seconds_of(worker.timeout or 0),
+        "rate": "" if worker.rate is None else worker.rate + (f" ({worker.limit})" if worker.limit else ""),
     }
 
 
@@ -586,6 +627,7 @@ def _print_worker(session: Session, worker: Worker) -> None:
 COMMANDS: Final[tuple[click.Command, ...]] = (
     *GROUPS.values(),
     schedules,
+    rates,
     db,
     doctor,
     purge,

@@ -1,4 +1,4 @@
-"""The gate of a Task: whether it may start jobs, how many, and when next. Pure.
+"""The gates of a Task: whether it may start jobs, how many, and when next. Pure.
 
 ``tasks.ready`` and ``tasks.due_next`` are the hints, which an index covers: only :func:`hints` decides them, and only
 :mod:`asynctask.ledger.hints` writes them, under the lock of the Task's row. ``ready`` is the priority of a Task with rows
@@ -8,9 +8,10 @@ round may begin. A process reads a Task only if ``ready`` is set or ``due_next``
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from asynctask.core.states import State
+from asynctask.core.transitions import CLOCKS_DIFFER
 
 
 class Gate(NamedTuple):
@@ -74,3 +75,31 @@ def granted(want: int, running: int, limit: int, others: int, *, is_open: bool) 
     """
     free = limit - others if is_open else 0
     return max(running, min(want, free))
+
+
+# -- the rate limit of a worker: ``free_at`` is when the starts that were taken so far are over, one each ``every``
+# microseconds (GCRA's theoretical arrival time)
+
+RATE_AHEAD: Final = 250_000
+"""Microseconds by which a start may be before its time, so that a limit that is used late loses none. In any time T, a
+limit permits at most (T + RATE_AHEAD) / every + 1 starts."""
+
+
+def _taken_until(free_at: int, every: int, now: int) -> int:
+    # Further ahead it was set by a clock that was set back since, or at a lower rate.
+    return now if free_at > now + RATE_AHEAD + every + CLOCKS_DIFFER else max(free_at, now)
+
+
+def rate_opens(free_at: int, every: int, now: int) -> int:
+    """When a limit permits the next start (microseconds); if it does so now, now."""
+    return max(now, _taken_until(free_at, every, now) - RATE_AHEAD)
+
+
+def permitted(free_at: int, every: int, now: int) -> int:
+    """How many starts a limit permits at ``now``."""
+    return max(0, (now + RATE_AHEAD - _taken_until(free_at, every, now)) // every + 1)
+
+
+def taken(free_at: int, every: int, now: int, count: int) -> int:
+    """``free_at`` after ``count`` starts."""
+    return _taken_until(free_at, every, now) + count * every

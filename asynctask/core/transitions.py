@@ -217,7 +217,7 @@ def _wait_again(row: Row, reason: Reason, **changes: Any) -> Transition:
 MAX_INTERVAL_S: Final = 604_800
 """The longest interval between two rounds, in seconds: a week."""
 
-_AHEAD: Final = 1_000_000
+CLOCKS_DIFFER: Final = 1_000_000
 """Microseconds by which the clocks of processes may differ."""
 
 _LEAST_PAUSE, _MOST_PAUSE = 50_000, 1_000_000
@@ -244,7 +244,7 @@ def next_round(began: int | None, started: int | None, unbegun: int, interval: i
     rounds are never closer than the interval, however long a job waited for a thread; while one waits, the result is the
     time of the next check. A time more than a second after ``now`` is ignored: the clock was set back since.
     """
-    known = [at for at in (began, started) if at is not None and at <= now + _AHEAD]
+    known = [at for at in (began, started) if at is not None and at <= now + CLOCKS_DIFFER]
     first = max(known) + interval if known else now
     pause = min(max(interval // 20, _LEAST_PAUSE), _MOST_PAUSE)
     return max(first, now + pause) if unbegun else first

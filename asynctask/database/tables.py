@@ -403,6 +403,27 @@ schedules: Final = Table(
 )
 
 
+# Rate limits, see asynctask.ledger.rates.
+rates: Final = Table(
+    "rates",
+    metadata,
+    Column("name", String(255), primary_key=True),
+    Column("rate", String(32), nullable=False),  # such as 5/s
+    Column("declared", String(32), nullable=False),  # the rate in the code; people may have set another one
+    Column("every", BigInteger, nullable=False),  # microseconds from one start to the next
+    _count("free_at"),  # when the starts that were taken so far are over, at that rate
+)
+
+
+# The limit of each worker that has one.
+rated_workers: Final = Table(
+    "rated_workers",
+    metadata,
+    Column("worker_name", String(255), primary_key=True),
+    Column("limit_name", String(255), nullable=False),
+)
+
+
 # The last write of each connection, on servers that do not report the status of a transaction (MariaDB).
 write_marks: Final = Table(
     "write_marks",

@@ -205,15 +205,16 @@ class Dispatcher:
         if now < self._pass_at + SHORTEST_S:  # one pass for all notifications of this time
             return self._pass_at + SHORTEST_S - now
         self._nudged, self._due = False, None
+        asked = self._ledger.now()
         pushed = self.run_pass()
-        self._expect_next()
+        self._expect_next(asked)
         # Counted from start to start, because a slow pass does not make the jobs last longer.
         self._next_at = now + (self._pause_s if pushed else ACTIVE_S)
         return min(self._go_on(), self._until_due())
 
-    def _expect_next(self) -> None:
+    def _expect_next(self, now: int) -> None:
         with self._ledger.database.read() as connection:
-            at = lending.next_due(connection, self._ledger.now())
+            at = lending.next_due(connection, now)
         if at is not None:
             self._note_due(at)
 
@@ -292,6 +293,7 @@ class DispatchPass:
         self._outboxes: dict[str | None, Outbox] = {}  # by engine
         self._shares = Shares(by_owner=fair_by_owner)
         self._credit = Credit(background_share)
+        self._closed: set[str | None] = set()  # the rate limits that permit no more starts in this pass
         self.rates = Rates(ledger.clock)
         self.names: Collection[str] = ()  # queues that processes worked at the last pass
         self.left: set[str | None] = set()  # engines for which the last pass left jobs
@@ -361,6 +363,7 @@ class DispatchPass:
 
     def _dispatch(self) -> int:
         self.left = set()
+        self._closed.clear()
         threads = self._threads()
         self.names = threads.keys()
         offers, alone = self._offered(threads) if threads else ([], [])
@@ -438,10 +441,15 @@ class DispatchPass:
         return sent
 
     def _send_task(self, offer: Offer, count: int, at: int | None) -> int:
+        if offer.rate in self._closed:
+            return 0
         now, holder, limited = self._ledger.now(), queue_holder(engine_of(offer.queue)), offer.limit is not None
         if limited:
             count = foreign.lease(self._ledger, holder, offer.task_id, count)
         found = lending.borrow(self._ledger, offer, count)
+        if found.opens is not None:
+            self._closed.add(offer.rate)
+            self._expect(found.opens)
         if found.next_at is not None and found.next_at > now:
             self._expect(found.next_at)
         if found.is_locked:

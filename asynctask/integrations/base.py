@@ -41,6 +41,7 @@ from asynctask.exports.run import MERGER, Exporting, check_columns, merge, write
 from asynctask.job import CurrentJob, performed, reset_current_job, set_current_job
 from asynctask.ledger import processes
 from asynctask.ledger.base import MAX_ID, dumps
+from asynctask.ledger.rates import declared as declared_rates
 from asynctask.ledger.recorder import LINGER_S, Kind, Recorder
 from asynctask.ledger.standalone import ENGINE, Arrival, end_elsewhere, reopen, send, send_from_ledger
 from asynctask.ledger.tasks import CALLBACK_RETRIES
@@ -1049,17 +1050,20 @@ class Engine(ABC):
         *,
         failed_on: Collection[type[BaseException]] | type[BaseException] = (),
         columns: Sequence[str] | None = None,
+        rate: str | None = None,
+        limit: str | None = None,
     ) -> Worker:
         """The worker of a function; its first parameter gives the form of an item.
 
         ``queue``: the engine's own name of its queue. ``columns``: the function yields the rows of a shard, which is any
-        JSON; wrap it with :meth:`writing`. Raises :class:`ConfigError`.
+        JSON; wrap it with :meth:`writing`. ``rate``, ``limit``: as of :meth:`asynctask.AsyncTask.worker`. Raises
+        :class:`ConfigError`.
         """
         _, _, is_async, model = describe(function)
         names = () if columns is None else check_columns(columns, function)
         if names:
             model = None
-        return Worker(
+        worker = Worker(
             name,
             function,
             queue=engine_queue(self.name, queue),
@@ -1070,7 +1074,11 @@ class Engine(ABC):
             shape=ItemShape(model, max_item_bytes=self.app.config.max_item_bytes),
             engine=self.name,
             columns=names,
+            rate=rate,
+            limit=limit,
         )
+        declared_rates({**self.app.workers, name: worker})
+        return worker
 
     def writing(self, worker: Worker, function: Callable[..., Any]) -> Callable[..., Any]:
         """The callable for jobs of a function: for one that yields the rows of a shard, it writes their part; else the

@@ -128,7 +128,8 @@ def attach(
 
     Arguments: ``tasks``, the names of the tracked tasks; None tracks all. A task's own option ``use_task_event=True`` or
     ``False`` takes precedence; ``failed_on=(MyError, ...)`` lists exceptions that are business refusals;
-    ``export_columns=["sku", ...]`` makes a task that yields rows an export. ``late_ack``: tracked tasks get ``acks_late``
+    ``export_columns=["sku", ...]`` makes a task that yields rows an export; ``rate`` and ``limit`` are those of
+    :meth:`asynctask.AsyncTask.worker`. ``late_ack``: tracked tasks get ``acks_late``
     and ``reject_on_worker_lost``, so that none is lost with its process; without it a lone job that dies with its worker
     ends in ``error``. Raises :class:`ConfigError` if it is attached already.
     """
@@ -478,6 +479,8 @@ class CeleryEngine(Engine):
             self._queue_to(route, self._celery.conf.task_default_queue),
             failed_on=getattr(task, "failed_on", ()),
             columns=getattr(task, "export_columns", None),
+            rate=getattr(task, "rate", None),
+            limit=getattr(task, "limit", None),
         )
 
     def _wrap(self, task: Any, worker: Worker | None) -> None:

@@ -41,7 +41,7 @@ from asynctask.errors import (
     Unavailable,
     not_installed,
 )
-from asynctask.exports.run import MERGER, check_columns
+from asynctask.exports.run import MERGER
 from asynctask.integrations.base import (
     AT_ONCE,
     PUT_OFF_S,
@@ -112,8 +112,8 @@ class SendRefused(IdInUse, MiddlewareError):
     """A message cannot be sent under the id of another job."""
 
 
-class ExportRefused(ConfigError, MiddlewareError):
-    """An actor cannot be declared as an export."""
+class ActorRefused(ConfigError, MiddlewareError):
+    """An actor cannot be declared with these options."""
 
 
 def attach(
@@ -131,8 +131,9 @@ def attach(
     Arguments: ``actors``, the names of the tracked actors; None tracks all. ``failed_on=(MyError, ...)``: exceptions that
     are business refusals, of all actors. An actor's own options: ``use_task_event=True`` or ``False`` takes precedence over
     ``actors``; ``failed_on`` adds to those of all; ``export_columns=["sku", ...]`` makes an actor that yields rows an
-    export. ``name``: 1 to 8 small letters, for a second Dramatiq broker of the application. Returns the middleware. Raises
-    :class:`ConfigError` if it is attached already.
+    export; ``rate`` and ``limit`` are those of :meth:`asynctask.AsyncTask.worker`. ``name``: 1 to 8 small letters, for a
+    second Dramatiq broker of the application. Returns the middleware. Raises :class:`ConfigError` if it is attached
+    already.
     """
     if any(isinstance(each, DramatiqEngine) for each in broker.middleware):
         raise ConfigError("asynctask is attached to this broker already; attach it once, where the broker is made")
@@ -455,7 +456,7 @@ class DramatiqEngine(Engine, Middleware):  # type: ignore[misc,unused-ignore]
     @property
     def actor_options(self) -> set[str]:
         """This middleware's options of an actor."""
-        return {"use_task_event", "failed_on", "export_columns"}
+        return {"use_task_event", "failed_on", "export_columns", "rate", "limit"}
 
     def tracks(self, actor: dramatiq.Actor[Any, Any]) -> bool:
         """Whether messages of this actor leave Events."""
@@ -468,15 +469,15 @@ class DramatiqEngine(Engine, Middleware):  # type: ignore[misc,unused-ignore]
 
     def before_declare_actor(self, broker: dramatiq.Broker, actor: dramatiq.Actor[Any, Any]) -> None:
         """Refuses here, because Dramatiq swallows later exceptions."""
-        columns = actor.options.get("export_columns")
-        if columns is None:
+        columns, rate, limit = (actor.options.get(name) for name in ("export_columns", "rate", "limit"))
+        if columns is None and rate is None and limit is None:
             return
         try:
-            check_columns(columns, _declared(actor.fn))
+            self.declared(actor.actor_name, _declared(actor.fn), actor.queue_name, columns=columns, rate=rate, limit=limit)
         except ConfigError as error:
-            raise ExportRefused(str(error)) from None
+            raise ActorRefused(str(error)) from None
         if not self.tracks(actor):
-            raise ExportRefused(f"actor {actor.actor_name}: a shard is an item of a Task, so an export must be tracked")
+            raise ActorRefused(f"actor {actor.actor_name}: an export or a rate is about Tasks, so it must be tracked")
 
     def after_declare_actor(self, broker: dramatiq.Broker, actor: dramatiq.Actor[Any, Any] | str) -> None:
         if isinstance(actor, str):  # before 2.0: one that was declared before this middleware was added
@@ -490,6 +491,8 @@ class DramatiqEngine(Engine, Middleware):  # type: ignore[misc,unused-ignore]
             actor.queue_name,
             failed_on=(*self._failed_on, *_kinds(actor.options.get("failed_on"))),
             columns=actor.options.get("export_columns"),
+            rate=actor.options.get("rate"),
+            limit=actor.options.get("limit"),
         )
         self.tracked.add(worker)
         written = self.writing(worker, function)

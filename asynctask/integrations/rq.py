@@ -285,6 +285,8 @@ class RqEngine(Engine):
         failed_on: Collection[type[BaseException]] = (),
         retry: Retry | None = None,
         export_columns: Sequence[str] | None = None,
+        rate: str | None = None,
+        limit: str | None = None,
         **options: Any,
     ) -> Callable[[Callable[..., Any]], Any]:
         """A decorator that tracks a function, and gives it ``delay(...)``, as RQ's own ``@job``.
@@ -292,8 +294,9 @@ class RqEngine(Engine):
         Arguments: ``queue``, RQ's name of its queue; ``name``, that of the worker (default: the function's own);
         ``failed_on``, exceptions that are business refusals; ``retry``, RQ's ``Retry(max=..., interval=...)`` (seconds),
         which applies to jobs of Tasks, too; ``export_columns``: makes a function that yields rows an export of these
-        columns; ``options``: the others of RQ's ``@job``, such as ``timeout`` (seconds). Raises :class:`ConfigError` for a
-        function that RQ could not import, or a duplicate name.
+        columns; ``rate``, ``limit``: as of :meth:`asynctask.AsyncTask.worker`; ``options``: the others of RQ's ``@job``,
+        such as ``timeout`` (seconds). Raises :class:`ConfigError` for a function that RQ could not import, or a duplicate
+        name.
         """
 
         def track(function: Callable[..., Any]) -> Any:
@@ -304,7 +307,9 @@ class RqEngine(Engine):
             if chosen in self._functions and self._functions[chosen].path != path:
                 other = self._functions[chosen].path
                 raise ConfigError(f"{other} is tracked as {chosen!r} already: give {path} another name=")
-            worker = self.declared(chosen, function, queue, failed_on=failed_on, columns=export_columns)
+            worker = self.declared(
+                chosen, function, queue, failed_on=failed_on, columns=export_columns, rate=rate, limit=limit
+            )
             tracked = _Tracked(worker, path, self._wrapper(path, worker, function), retry, options)
             self._add(tracked)
             if worker.columns and MERGER not in self._functions:

@@ -40,7 +40,7 @@ from asynctask.database.retrying import TransactionConflict, repeatable
 from asynctask.database.tables import events, loans, places, queues, tasks
 from asynctask.errors import LedgerUnavailable
 from asynctask.job import JobTask
-from asynctask.ledger import hints, sessions
+from asynctask.ledger import hints, rates, sessions
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, chunks, dumps, each_free, loads, lock_now
 from asynctask.ledger.events import IN_LOAN, IS_OPEN, UNHELD, Change, EventRecord, Write, apply, move_counts
@@ -67,7 +67,8 @@ class Offer:
 
     ``limit``: how many of its jobs may run at once, None for any number; ``left``: its jobs beyond the pointer;
     ``is_plain``: a borrow at the pointer needs no check but the state, and with ``has_keys`` the keys; ``has_keys``: jobs
-    of equal keys run one after the other; ``options`` (JSON text) and ``slots``: columns of the Task.
+    of equal keys run one after the other; ``options`` (JSON text) and ``slots``: columns of the Task; ``rate``: its rate
+    limit.
     """
 
     task_id: int
@@ -83,6 +84,7 @@ class Offer:
     has_keys: bool
     options: str | None
     slots: int
+    rate: str | None = None
 
 
 MAY: Final = _t.state.in_([str(State.SPLITTING), str(State.RUNNING)]) & (
@@ -97,11 +99,12 @@ _HAS_FREE: Final = sa.exists().where(_l.task_id == _t.id, _l.process.is_(None))
 _IS_DUE: Final = sa.func.coalesce(_t.due_next <= sa.bindparam("now"), sa.false())
 _IS_PLAIN: Final = (
     _t.parallel.is_(None) & sa.not_(_HAS_ROUNDS) & _t.tolerated_failures.is_(None) & sa.not_(_HAS_FREE) & sa.not_(_IS_DUE)
-)
+    & rates.LIMIT_OF_TASK.is_(None)
+)  # fmt: skip
 _RUNS: Final = ~sa.exists().where(_q.name == sa.bindparam("of"), _q.paused > 0)
 _OFFERED: Final = (
     _t.id, _t.queue, _t.priority, _t.worker_name, _t.title, _t.owner, _LIMIT, _HAS_ROUNDS, _t.created_jobs - _t.next_seq,
-    _IS_PLAIN, _t.key_field.is_not(None), _t.options, _t.slots,
+    _IS_PLAIN, _t.key_field.is_not(None), _t.options, _t.slots, rates.LIMIT_OF_TASK,
 )  # fmt: skip
 
 
@@ -118,7 +121,7 @@ class _Queries(NamedTuple):
 
 @cache
 def _queries(dialect: str, named: bool) -> _Queries:
-    may = sa.and_(_t.queue == sa.bindparam("of"), _NOT_FULL, _RUNS)
+    may = sa.and_(_t.queue == sa.bindparam("of"), _NOT_FULL, _RUNS, _t.worker_name.not_in(rates.CLOSED))
     if named:
         may = sa.and_(may, sa.or_(_t.worker_name == "*", batches.among_given(dialect, _t.worker_name, "names")))
     found = sa.select(*_OFFERED).where(may).limit(sa.bindparam("count"))
@@ -151,7 +154,7 @@ def pick(
     all have one priority, also as many of larger ones. Where the last priority has more Tasks than fit, those after the id
     in ``after[queue, priority]`` come first, so that each Task gets its turn. Without such an id, the Tasks from ``share``
     of them on come first (0: the oldest, 1: the newest), so that a thousand processes do not all begin with the oldest.
-    Leaves out Tasks of paused queues, and Tasks whose places are taken.
+    Leaves out Tasks of paused queues, Tasks whose places are taken, and those whose rate limit permits no start now.
     """
     dialect, found = connection.dialect.name, list[Offer]()
     given: dict[str, Any] = {"me": ledger.identity, "now": ledger.now(), "count": limit}
@@ -236,14 +239,16 @@ class Loan:
 @dataclass(slots=True)
 class Borrowed:
     """The result of a borrow: loans with their jobs, and claimed jobs. ``limit``: the Task's limit at the borrow, see
-    :class:`Offer`; ``is_locked``: another transaction holds the Task's row; ``next_at``: when the Task is worth the next
-    borrow (microseconds), for example for its next round; None if that is not known."""
+    :class:`Offer`; ``is_locked``: another transaction holds the Task's row, or its rate limit; ``next_at``: when the Task
+    is worth the next borrow (microseconds), for example for its next round; None if that is not known; ``opens``: when its
+    rate limit permits the next start, None if it does so now, or there is none."""
 
     loans: list[tuple[Loan, list[Job]]] = field(default_factory=list)
     claimed: list[Job] = field(default_factory=list)
     limit: int | None = None
     is_locked: bool = False
     next_at: int | None = None
+    opens: int | None = None
 
     @property
     def count(self) -> int:
@@ -370,7 +375,7 @@ def _borrow(ledger: Ledger, offer: Offer, wanted: int, names: Sequence[str] | No
         if task is None:
             return None
         step = _Borrow(connection, ledger, task, names)
-        step.run(wanted)
+        step.run(wanted, offer.rate)
     return step
 
 
@@ -393,8 +398,8 @@ class _Borrow:
         self.is_idle = False
         self.result = Borrowed()
 
-    def run(self, wanted: int) -> None:
-        """Checks the gates, lends, and settles the hints."""
+    def run(self, wanted: int, rate: str | None) -> None:
+        """Checks the gates, lends, and settles the hints. ``rate``: the name of the rate limit, None without one."""
         connection, task, gate = self.connection, self.task, None
         if not readiness.may_start(task["state"], hints.in_session(task)):
             hints.settle(connection, self.ledger, task)
@@ -416,14 +421,21 @@ class _Borrow:
             wanted = min(wanted, round_["left"], limit or 1, MOST_OF_ROUND)
         if task["turning"] is None and task["tolerated_failures"] is not None:  # a retry takes failures back meanwhile
             wanted = _tolerated(connection, task, wanted)
+        taking = None if rate is None else rates.lock_now(connection, rate)
+        if rate is not None:
+            wanted = 0 if taking is None else min(wanted, readiness.permitted(taking.free_at, taking.every, self.now))
+            self.result.is_locked = taking is None
         self.left = wanted
         if wanted > 0:
             self._lend(gate)
+        if taking is not None:
+            self.result.opens = taking.take(connection, wanted - self.left, self.now)
         values = self._noted(round_, wanted - self.left)
         task |= values
         found = hints.settle(connection, self.ledger, task, **values)
         self.result.next_at = None if round_ is None else found.due_next
-        self.is_idle = task["session_holder"] is not None and not (self.loans or self.claimed) and found.ready is None
+        has_none = not (self.loans or self.claimed or found.ready is not None)
+        self.is_idle = task["session_holder"] is not None and has_none and (rate is None or wanted > 0)
 
     def _noted(self, round_: Mapping[str, Any] | None, lent: int) -> dict[str, Any]:
         """The columns of the Task that a borrow changes besides its pointer and its hints."""
@@ -469,7 +481,7 @@ class _Borrow:
             self.blocked |= set(turns.wait.values())
             due = [i for i in due if i in turns.go]
         self.claimed = _claim(self.connection, self.ledger, due, _e.due_at <= self.now)
-        self.result.is_locked = len(self.claimed) < len(due)
+        self.result.is_locked |= len(self.claimed) < len(due)
         self.left -= len(self.claimed)
 
     def _take_free(self) -> None:
@@ -807,10 +819,11 @@ def _claim_due(ledger: Ledger, event_ids: Sequence[int]) -> list[int]:
 
 
 def next_due(connection: Connection, now: int) -> int | None:
-    """The due time after ``now`` of the next job that waits in the ledger, of a Task or without one."""
+    """When, after ``now``, the next job that waits in the ledger is due, or the next rate limit opens."""
     of_tasks = sa.select(_t.due_next).where(_t.due_next > now).order_by(_t.due_next).limit(1)
     alone = sa.select(_e.due_at).where(_e.task_id.is_(None), _e.due_at > now).order_by(_e.due_at).limit(1)
-    times = connection.execute(sa.select(of_tasks.scalar_subquery(), alone.scalar_subquery())).one()
+    found = sa.select(of_tasks.scalar_subquery(), alone.scalar_subquery(), rates.NEXT_OPENING)
+    times = connection.execute(found, {"now": now}).one()
     return min((int(at) for at in times if at is not None), default=None)
 
 

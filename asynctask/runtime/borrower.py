@@ -217,6 +217,8 @@ class Picker:
         self._share = zlib.crc32(ledger.identity.encode()) / 2**32  # in [0, 1): where among many Tasks this process begins
         self._due: int | None = None  # when the next job is due, as far as known (microseconds)
         self._is_locked = False  # the last borrow found Tasks whose rows other transactions had locked
+        self._rated: dict[int, str] = {}  # the rate limits of the offered Tasks, and of those with ready jobs
+        self._closed: set[str] = set()  # the limits that permit no more starts in this borrow
 
     # -- when
 
@@ -252,7 +254,7 @@ class Picker:
         """Borrows as much as this process can use soon; returns the number of jobs."""
         pool = self._pool
         pool.low.clear()
-        self._is_locked = False
+        self._is_locked, self._closed = False, set()
         wanted, first = self._lack(), pool.jobs.first_rank()
         total, turns = 0, sorted(self._query().items())
         for turn, sources in turns:
@@ -280,16 +282,20 @@ class Picker:
         return max(AHEAD_S - queued, 1e-6 if pool.idle else 0.0)
 
     def _query(self) -> dict[_Turn, list[WorkSource]]:
-        names, workers = self._order(), self._workers()
+        names, workers, now = self._order(), self._workers(), self._ledger.now()
         with self._ledger.database.read() as connection:
             offers = lending.pick(
                 connection, self._ledger, names, workers=workers, after=self._shares.last, share=self._share
             )
-            now = self._ledger.now()
             paused = lending.paused_queues(connection)
             alone = lending.alone_due(connection, now, {*names} - paused, workers=workers)
             self._due = lending.next_due(connection, now)
         self._pool.gate.hold_back(paused)  # an untracked job is no reason for a check
+        ready, rated = (
+            self._pool.jobs.ready_by_task(),
+            {each.task_id: each.rate for each in offers if each.rate is not None},
+        )
+        self._rated = {i: rate for i, rate in self._rated.items() if i in ready} | rated
         order = {name: number for number, name in enumerate(names)}
         found: dict[_Turn, list[WorkSource]] = defaultdict(list)
         for each in self._shares.sources(offers, alone, self._borrow_of, self._claim):
@@ -358,7 +364,9 @@ class Picker:
         return count * max(self._durations.of(task_id, AHEAD_S) / self._pool.concurrency, AHEAD_S / MOST)
 
     def _borrow_of(self, offer: Offer, amount: int, rank: Rank, is_urgent: bool) -> int:
-        if offer.limit is not None:
+        if offer.rate is not None:
+            amount = min(amount, self._within_rate(offer.rate))
+        if offer.limit is not None and amount > 0:
             amount = self._within_limit(offer, amount, is_urgent)
         if amount <= 0:
             return 0
@@ -367,7 +375,17 @@ class Picker:
         self._is_locked |= found.is_locked
         if found.next_at is not None and found.next_at > self._ledger.now():
             self.expect(found.next_at)
+        if offer.rate is not None and found.opens is not None:
+            self._closed.add(offer.rate)
+            self.expect(found.opens)
         return self._arrivals.lent(rank, offer, found, asked)
+
+    def _within_rate(self, rate: str) -> int:
+        """How many jobs of a rate limit to borrow: as many as start at once; one if no thread is idle, but one soon is."""
+        if rate in self._closed:
+            return 0
+        waiting = sum(count for i, count in self._pool.jobs.ready_by_task().items() if self._rated.get(i or 0) == rate)
+        return self._pool.idle or int(self._pool.frees_threads and not waiting)
 
     def _within_limit(self, offer: Offer, amount: int, is_urgent: bool) -> int:
         """Leases places of a Task with a limit; returns how many jobs of it to borrow."""
@@ -384,7 +402,7 @@ class Picker:
             jobs.limit(offer.task_id, places if places or holds else None)
             if lease.is_locked or lease.places is None:
                 return 0
-        if offer.has_rounds or not self._durations.knows(offer.task_id):  # all jobs of a round begin at once
+        if offer.has_rounds or offer.rate is not None or not self._durations.knows(offer.task_id):  # they begin at once
             return max(0, places - used - waiting)
         ahead = max(places, int(AHEAD_S * places / self._durations.of(offer.task_id, AHEAD_S)))
         if used >= places and waiting > ahead * LEAST:

@@ -25,7 +25,7 @@ from asynctask.dispatch.dispatcher import Dispatcher
 from asynctask.dispatch.outbox import EngineQueues
 from asynctask.errors import Unavailable
 from asynctask.figures import Figures
-from asynctask.ledger import processes
+from asynctask.ledger import processes, rates
 from asynctask.ledger.base import Ledger, dumps
 from asynctask.logs import get_logger
 from asynctask.maintenance import Maintenance
@@ -136,7 +136,7 @@ class AppProcess:
     ) -> None:
         config = app.config
         self.ledger = ledger or app.ledger
-        self._host = app.host
+        self._host, self._workers = app.host, app.workers
         self._lease_s = config.lease_s
         self._kind = kind
         self._concurrency = concurrency
@@ -155,7 +155,8 @@ class AppProcess:
         self.maintenance = app.maintenance(self.ledger)
 
     def register(self) -> None:
-        """Writes the row of this process. Raises LedgerUnavailable."""
+        """Writes the rate limits of the application's workers, and the row of this process. Raises LedgerUnavailable."""
+        rates.declare(self.ledger, self._workers)
         processes.register(
             self.ledger,
             self._host,

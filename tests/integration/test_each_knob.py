@@ -607,6 +607,20 @@ def a_schedule_switched_off_and_on(bench: Bench) -> None:
             bench.app.task(each["task_id"]).wait(120)
 
 
+# -- a rate limit
+
+
+@case("asynctask rates set", "PATCH /api/rates/{name}")
+def a_rate_set_while_its_jobs_wait(bench: Bench) -> None:
+    bench.app.worker(lambda item: None, name="seldom", rate="1/h")
+    with bench.working():
+        task = bench.app.submit("seldom", numbers(4), parallel=bench.limit)
+        wait_for(lambda: counts(task).get("finish") == 1, "the first one starts")
+        assert [each.code for each in bench.operations.wait_reasons(task.id)] == ["rate"]
+        bench.app.rates.set("seldom", "1000/s")
+        assert task.wait(120)["counts"]["finish"] == 4
+
+
 # -- all of them, wherever jobs wait
 
 
@@ -656,7 +670,10 @@ NO_OPERATION: Final = {
         | _prefixed(
             "asynctask ", "tasks, show, watch, jobs, job, workers, config, doctor, report, result, template, db check"
         )
-        | _prefixed("asynctask ", "middleware list, processes list, queues list, queues jobs, check-list, schedules list")
+        | _prefixed(
+            "asynctask ",
+            "middleware list, processes list, queues list, queues jobs, check-list, schedules list, rates list",
+        )
         | _prefixed("asynctask ", "retries list, retries search, scheduled list, scheduled search, dead list, dead search")
     ),
     "submits": _prefixed("POST /api/", "tasks, jobs, exports")

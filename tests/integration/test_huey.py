@@ -19,6 +19,7 @@ from support.servers import RedisServer
 from support.world import World
 
 from asynctask import AsyncTask
+from asynctask.clock import SECOND
 from asynctask.errors import ConfigError, IdInUse, InputError, Unavailable
 from asynctask.integrations.huey import ATTEMPT, attach
 from asynctask.testing import wait_for
@@ -135,6 +136,20 @@ def test_a_task_called_as_a_function_and_one_in_immediate_mode_leave_no_event(en
     engine.start()
     wait_for(lambda: engine.noted("untracked"), "it is performed")
     assert engine.world.one("SELECT COUNT(*) FROM events") == 0
+
+
+# -- lists
+
+
+def test_a_list_of_a_task_with_a_rate_starts_at_that_rate(engine: HueyWorld) -> None:
+    engine.start()
+    began = engine.app.ledger.now()
+    task = engine.app.submit("call", [{"n": n} for n in range(20)])
+    assert task.wait(60)["counts"]["finish"] == 20
+    took = (engine.app.ledger.now() - began) / SECOND
+    assert 10 * (took + 0.25) + 1 >= 20
+    (limit,) = engine.app.rates.all()
+    assert (limit["name"], limit["rate"], limit["workers"]) == ("shop-api", "10/s", ["call"])
 
 
 # -- lone jobs

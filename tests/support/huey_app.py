@@ -49,6 +49,10 @@ def make(folder: Path, environ: Mapping[str, str]) -> Any:
     def double(n: int) -> int:
         return 2 * n
 
+    @made.task(rate="10/s", limit="shop-api")
+    def call(item: Any) -> None:
+        pass
+
     @made.task(context=True)
     def own_id(n: int, task: Any) -> str:
         assert task.id == current_job().job_id
