@@ -31,7 +31,10 @@ ROWS = {
 KERNEL = ("core", "ledger", "dispatch", "runtime", "middleware", "maintenance")
 NOT_KERNEL = {
     "asynctask.middleware.contrib",
-    *(f"asynctask.ledger.{name}" for name in ("queries", "progress", "doctor", "purge", "corrections", "schedules")),
+    *(
+        f"asynctask.ledger.{name}"
+        for name in ("queries", "progress", "doctor", "purge", "corrections", "schedules", "additions")
+    ),
 }
 
 Function = tuple[Path, str]

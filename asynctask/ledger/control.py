@@ -18,7 +18,7 @@ from asynctask.errors import Conflict, InputError
 from asynctask.iterable import indexes_of
 from asynctask.ledger import corrections, hints, lending, progress
 from asynctask.ledger import tasks as task_rows
-from asynctask.ledger.base import Ledger, chunks, dumps, loads, try_lock
+from asynctask.ledger.base import GROWING, Ledger, chunks, dumps, loads, try_lock
 from asynctask.ledger.events import IN_LOAN, UNHELD, Change, EventRecord, Note, apply, read_events, rows_of
 from asynctask.messages import is_storable
 
@@ -74,7 +74,7 @@ def resume(ledger: Ledger, task_id: int, *, who: str = "") -> bool:
 
 
 def _resume(connection: Connection, ledger: Ledger, task: dict[str, Any], detail: dict[str, Any] | None, who: str) -> None:
-    state = State.SPLITTING if task["split_state"] == "splitting" else State.RUNNING
+    state = State.SPLITTING if task["split_state"] in GROWING else State.RUNNING
     task_rows.change_state(connection, ledger, task, state, Reason.RESUMED, state_reason=None)
     progress.measure_anew(connection, task["id"], ledger.now())
     task_rows.log(connection, ledger, task["id"], "resumed", detail, who)
@@ -93,7 +93,7 @@ def cancel_task(ledger: Ledger, task_id: int, *, who: str = "") -> bool:
         if task["state"] not in (State.SPLITTING, State.RUNNING, State.PAUSED):
             raise Conflict(f"Task {task_id} is {task['state']} already; there is nothing left to cancel")
         values: dict[str, Any] = {"turning": "cancel", "turn_cursor": -1, "state_reason": None, "generation_sealed": 1}
-        if task["split_state"] == "splitting":
+        if task["split_state"] in GROWING:
             values |= {"split_state": "cancelled", "split_by": None, "split_until": None}
         task_rows.change_state(connection, ledger, task, State.CANCELLED, Reason.CANCELLED, **values)
         task_rows.log(connection, ledger, task_id, "cancelled", None, who)

@@ -52,6 +52,7 @@ class Split(TypedDict):
     planned: int | None
     created: int
     rejected: int
+    open_until: Annotated[Time | None, "Of an open Task: when it is sealed, unless somebody adds to it before."]
 
 
 class Counts(TypedDict):
@@ -451,7 +452,11 @@ def _progress_object(row: dict[str, Any], now: int) -> dict[str, Any]:
     reopened = str(row["turn_statuses"]).split(",") if row["turning"] == "retry" else ()
     done = sum(counts[name] for name in _DONE if name not in reopened)
     rate = _rate(row, done, now)
-    sealed, is_paused = row["split_state"] != "splitting", row["state"] == State.PAUSED
+    sealed, is_open, is_paused = (
+        row["split_state"] != "splitting",
+        row["split_state"] == "open",
+        row["state"] == State.PAUSED,
+    )
     retrying = int(row["n_retrying"] or 0)
     over = row["finished_at"] is not None
     tolerated = row["tolerated_failures"]
@@ -472,6 +477,7 @@ def _progress_object(row: dict[str, Any], now: int) -> dict[str, Any]:
             "planned": row["planned"],
             "created": row["created"],
             "rejected": row["rejected"],
+            "open_until": rfc3339(row["split_until"]) if is_open else None,
         },
         "counts": cast("Counts", {"total": total, **counts}),
         "retrying": retrying,
@@ -481,7 +487,7 @@ def _progress_object(row: dict[str, Any], now: int) -> dict[str, Any]:
         "progress": {
             "done": done,
             "remaining": total - done,
-            "percent": percent(done, total) if sealed and bool(row["generation_sealed"]) else None,
+            "percent": percent(done, total) if sealed and (row["generation_sealed"] or is_open) else None,
             "rate_per_s": rate,
             "eta_s": _eta_s(row, done, total - done, retrying, now) if not over and sealed and not is_paused else None,
         },
