@@ -579,6 +579,8 @@ Progress = create_model(
     refusal=(Refusal | None, Field(None, description="With include=errors: why a list was rejected.")),
     context=(dict[str, JsonValue] | None, Field(None, description="With include=context: the constants of its jobs.")),
 )
+
+
 class Added(_Out):
     """What was added to an open Task."""
 

@@ -1,9 +1,9 @@
 """Open Tasks: additions after the submission, and the seal that ends them.
 
 The ``split_state`` of an open Task is ``open``: its own list is complete, and no process holds its split. The Task stays in
-``splitting``, and such a Task never closes. Its column ``additions`` has as JSON ``limit_s``, the seconds without an addition
-after which maintenance seals it, at ``split_until``, and ``unique``, the fields in which no two rows of one addition may be
-equal.
+``splitting``, and such a Task never closes. Its column ``additions`` has as JSON ``limit_s``, the seconds without an
+addition after which maintenance seals it, at ``split_until``, and ``unique``, the fields in which no two rows of one
+addition may be equal.
 """
 
 from __future__ import annotations

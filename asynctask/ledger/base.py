@@ -183,9 +183,6 @@ def chunks(values: Iterable[T], size: int = BATCH) -> Iterator[list[T]]:
         yield part
 
 
-GROWING: Final = ("splitting", "open")
-"""``split_state`` of a Task that may get more items: of its list, or by additions."""
-
 PURGING: Final = "purge"
 """``turning`` of a Task that is being purged."""
 

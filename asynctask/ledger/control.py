@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from asynctask.clock import from_datetime, rfc3339
-from asynctask.core.states import OPEN, Reason, State, Status
+from asynctask.core.states import GROWING, OPEN, Reason, State, Status
 from asynctask.core.transitions import Transition, at_rest, cancel, explicit_retry
 from asynctask.database.notify import notify
 from asynctask.database.retrying import repeatable
@@ -18,7 +18,7 @@ from asynctask.errors import Conflict, InputError
 from asynctask.iterable import indexes_of
 from asynctask.ledger import corrections, hints, lending, progress
 from asynctask.ledger import tasks as task_rows
-from asynctask.ledger.base import GROWING, Ledger, chunks, dumps, loads, try_lock
+from asynctask.ledger.base import Ledger, chunks, dumps, loads, try_lock
 from asynctask.ledger.events import IN_LOAN, UNHELD, Change, EventRecord, Note, apply, read_events, rows_of
 from asynctask.messages import is_storable
 

@@ -29,12 +29,12 @@ from sqlalchemy import exc
 from sqlalchemy.engine import Connection
 
 from asynctask.core.readiness import has_turn
-from asynctask.core.states import Reason, State, Status
+from asynctask.core.states import GROWING, Reason, State, Status
 from asynctask.core.transitions import BLOCKED
 from asynctask.database import batches
 from asynctask.database.retrying import repeatable
 from asynctask.database.tables import events, key_positions, loans, task_tallies, tasks
-from asynctask.ledger.base import GROWING, Ledger, chunks, loads, try_lock
+from asynctask.ledger.base import Ledger, chunks, loads, try_lock
 from asynctask.ledger.events import POSITIONS_EACH, total_counts
 from asynctask.ledger.hints import in_session, settle
 

@@ -14,7 +14,7 @@ from sqlalchemy.engine import Connection
 from asynctask.clock import micros
 from asynctask.core import readiness
 from asynctask.core.readiness import Gate
-from asynctask.core.states import OPEN, Reason, State, Status, check_event, check_task
+from asynctask.core.states import GROWING, OPEN, Reason, State, Status, check_event, check_task
 from asynctask.core.transitions import MERGE, Delta, Tolerance, due_callbacks, may_close
 from asynctask.database import batches
 from asynctask.database.notify import notify
@@ -31,19 +31,7 @@ from asynctask.database.tables import (
 )
 from asynctask.errors import Conflict, InputError, NotFound
 from asynctask.ledger import corrections, sessions
-from asynctask.ledger.base import (
-    GROWING,
-    MAX_SLOTS,
-    PURGING,
-    SLOTS_FROM,
-    Ledger,
-    NewItem,
-    Reject,
-    dumps,
-    in_range,
-    loads,
-    try_lock,
-)
+from asynctask.ledger.base import MAX_SLOTS, PURGING, SLOTS_FROM, Ledger, NewItem, Reject, dumps, in_range, loads, try_lock
 from asynctask.ledger.events import EventRecord, lock_order, move_counts, total_counts
 from asynctask.ledger.hints import settle
 from asynctask.ledger.progress import progress

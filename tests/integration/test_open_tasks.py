@@ -187,7 +187,9 @@ def test_an_addition_is_one_transaction_of_limited_size(world: World) -> None:
 
 
 @pytest.mark.one_database(reason="validation is the same on each database")
-@pytest.mark.parametrize("options", [{"strict": True}, {"chunk_size": 5}, {"chunk_size": "auto"}, {"open": None, "open_limit_s": 5.0}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"strict": True}, {"chunk_size": 5}, {"chunk_size": "auto"}, {"open": None, "open_limit_s": 5.0}], ids=str
+)
 def test_options_that_need_the_whole_list_are_refused(world: World, options: dict[str, Any]) -> None:
     app = world.app()
     with pytest.raises(InputError) as refused:
@@ -237,7 +239,7 @@ def test_jobs_add_to_their_own_task(world: World) -> None:
         job = current_job()
         assert job.task is not None
         links = [] if item["depth"] == 4 else [{"depth": item["depth"] + 1}] * 2
-        app.task(job.task.id).add(links, idempotency_key=job.id)
+        app.task(job.task.id).add(links, idempotency_key=job.job_id)
 
     with world.working(app, concurrency=4):
         task = app.submit(crawl, [{"depth": 0}], open=True)

@@ -23,7 +23,7 @@ def add_found(app: AsyncTask) -> None:
         job = current_job()
         assert job.task is not None
         if item["n"] == 0:
-            app.task(job.task.id).add(numbers(3, 1), idempotency_key=job.id)
+            app.task(job.task.id).add(numbers(3, 1), idempotency_key=job.job_id)
 
 
 def main() -> None:
