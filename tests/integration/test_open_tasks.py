@@ -266,7 +266,8 @@ def test_later_tasks_of_a_key_wait_for_the_seal(world: World) -> None:
 
 def together(*acts: Callable[[], Any]) -> list[Any]:
     """What each of these returned or raised, all begun at once."""
-    start, results = threading.Barrier(len(acts)), [None] * len(acts)
+    start = threading.Barrier(len(acts))
+    results: list[Any] = [None] * len(acts)
 
     def run(number: int, act: Callable[[], Any]) -> None:
         start.wait(60)
