@@ -137,6 +137,7 @@ def test_one_item_more_than_a_slice_is_split_and_its_file_goes_with_the_split(
         "planned": 11,
         "created": 11,
         "rejected": 0,
+        "open_until": None,
     }
     assert uploads(app) == []
     assert world.one("SELECT split_source FROM tasks WHERE id = ?", found.id) is None
