@@ -368,3 +368,15 @@ def test_it_over_http(world: World) -> None:
     assert json_of(client.get(path))["counts"]["total"] == 3
     strict = {"worker": "note", "items": numbers(1), "open": True, "strict": True}
     assert client.post("/api/tasks", json=strict).status_code == 422
+
+
+def test_additions_go_with_their_task(world: World) -> None:
+    app = world.app()
+    task = app.submit("note", [], open=True)
+    for key in ("a", "b"):
+        task.add([{"n": 1}], idempotency_key=key)
+    task.seal()
+    with world.working(app):
+        task.wait(60)
+    assert app.purge(0).tasks == 1
+    assert world.one("SELECT COUNT(*) FROM task_additions") == 0
