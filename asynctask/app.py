@@ -51,9 +51,9 @@ from asynctask.middleware.contrib import log_jobs
 from asynctask.pushing import Pushing
 from asynctask.runtime.launcher import Launcher, Queues
 from asynctask.sidekiq.payload import UNTRACKED, When, check_names
-from asynctask.submission import Submission, check_fields
+from asynctask.submission import MOST_ADDED, Submission, check_fields
 from asynctask.supervisor import Pulse
-from asynctask.task import TaskHandle, checked_statuses
+from asynctask.task import Addition, TaskHandle, checked_statuses
 from asynctask.webhooks import webhook_worker
 from asynctask.wiring import OnDemand
 from asynctask.worker import (
@@ -550,6 +550,8 @@ class AsyncTask(OnDemand):
         worker; ``idempotency_key``; ``context``, constants for all its jobs and callbacks; ``chunk_size``, items per job,
         or ``"auto"`` (docs/how-to/slices.md); ``unique``, fields that no two items may share; ``strict``: one rejected item
         rejects the list, so all are validated before any is written (they wait in a temporary file, at most ``max_rows``);
+        ``open``: :meth:`TaskHandle.add` adds more, and the Task does not end before :meth:`TaskHandle.seal`, or
+        ``open_limit_s`` seconds without an addition;
         ``dry_run``: only validates, as :meth:`check`;
         ``who``: the submitter, for the Task's log; ``on_complete``, ``on_success`` (no item failed or was cancelled) and
         ``on_failure`` (any did): a worker or its name, or ``{"worker": ..., "args": [...]}``, called with the arguments and
@@ -577,12 +579,13 @@ class AsyncTask(OnDemand):
         rest = iter(checked_items(jobs))
         first = list(islice(rest, 1))
         like = self._find(first[0][0]) if first else None
-        items: abc.Iterable[Any] = (
-            {"worker": self._name_of(worker) or repr(worker)[:200], "item": item} for worker, item in chain(first, rest)
-        )
+        items: abc.Iterable[Any] = (self._job_of(worker, item) for worker, item in chain(first, rest))
         if isinstance(jobs, Collection):
             items = list(items)
         return self.hand_in(Submission(self._mixed(like), items, self._checked(options)))
+
+    def _job_of(self, worker: Any, item: Any) -> dict[str, Any]:
+        return {"worker": self._name_of(worker) or repr(worker)[:200], "item": item}
 
     def _mixed(self, like: Worker | None, queue: str | None = None) -> Worker:
         """The worker of a Task of mixed jobs, on the engine and queue of ``like``."""
@@ -648,6 +651,42 @@ class AsyncTask(OnDemand):
         survives this process. ``wait_s`` and errors as in :meth:`submit_file`."""
         checked = self._checked(options, may_be_dry=False)
         return self._task_of(Submission(worker, checked_items(items), checked, is_kept=True, wait_s=wait_s))
+
+    def add_items(
+        self, task_id: int, items: abc.Iterable[Any], *, idempotency_key: str | None = None, who: str = ""
+    ) -> Addition:
+        """Adds items to an open Task: see :meth:`TaskHandle.add`."""
+        worker = self._adding_to(task_id)
+        listed = list(islice(checked_items(items), MOST_ADDED + 1))
+        if worker.name == MIXED:
+            listed = [self._job_of(*each) if isinstance(each, tuple) and len(each) == 2 else each for each in listed]
+        return self._made().submitter.add(worker, task_id, listed, ListSource(), _added_once(idempotency_key), who)
+
+    def add_file(
+        self,
+        task_id: int,
+        stored: StoredFile,
+        *,
+        sheet: str | None = None,
+        columns: Mapping[str, str] | None = None,
+        encoding: str | None = None,
+        idempotency_key: str | None = None,
+        who: str = "",
+    ) -> Addition:
+        """Adds the rows of a stored file (``app.uploads.store``) to an open Task, and removes the file; otherwise as
+        :meth:`TaskHandle.add`. ``sheet``, ``columns`` and ``encoding`` as in :meth:`submit_file`."""
+        try:
+            worker, source = self._adding_to(task_id), ListSource.checked(sheet, columns, encoding)
+            return self._made().submitter.add(worker, task_id, stored, source, _added_once(idempotency_key), who)
+        finally:
+            self.uploads.remove(stored.name)
+
+    def _adding_to(self, task_id: int) -> Worker:
+        """The worker of a Task to which rows are added. Raises :class:`NotFound`, :class:`UnknownWorker`."""
+        task = task_rows.read(self._made().ledger, task_id)
+        if (worker := self._worker_of(task)) is None:
+            raise UnknownWorker(task.worker_name, self.workers)
+        return worker
 
     def check_file(
         self,
@@ -763,6 +802,8 @@ class AsyncTask(OnDemand):
             raise InputError("an export has no rows to correct: leave out resubmit_of", code="invalid_options")
         if options.chunk_size not in (None, 1):
             raise InputError("each shard of an export is a job: leave out chunk_size", code="invalid_options")
+        if options.open:
+            raise InputError("the shards of an export are one list: leave out open", code="invalid_options")
         self.export_files.check()
 
     # -- callbacks
@@ -1140,6 +1181,13 @@ def _taking_a_tick(worker: Worker, has_items: bool) -> Worker:
 
     perform.__name__, perform.__doc__ = declared_name(function), inspect.getdoc(function)
     return replace(worker, function=perform)
+
+
+def _added_once(idempotency_key: str | None) -> str | None:
+    """Raises :class:`InputError` for an idempotency key that no submission may have either."""
+    from asynctask.lists.options import check_options  # imports pydantic, which a worker process may not need
+
+    return check_options({"idempotency_key": idempotency_key}).idempotency_key
 
 
 def _performed_by_others(item: Any) -> None:

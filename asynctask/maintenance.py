@@ -17,7 +17,7 @@ from asynctask.database.notify import Waker
 from asynctask.dispatch.control import TaskControls
 from asynctask.dispatch.outbox import EngineQueues, Router
 from asynctask.errors import Unavailable
-from asynctask.ledger import control, doctor, foreign, leases, lending, processes, progress
+from asynctask.ledger import additions, control, doctor, foreign, leases, lending, processes, progress
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, is_held, loads
 from asynctask.ledger.events import EventRecord
@@ -91,6 +91,7 @@ class Maintenance:
             "rejoin": partial(lending.rejoin, ledger),  # Tasks that left their session and whose retry is due
             "change_rows": self.change_rows,
             "resume_splits": self.resume_splits,
+            "seal_overdue": partial(additions.seal_overdue, ledger),
             "pause_failing": self.pause_failing,
             "close": self.close,
             "find_lost": self.find_lost,

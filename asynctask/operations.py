@@ -38,7 +38,7 @@ from asynctask.dispatch.outbox import Router
 from asynctask.errors import BrokerUnavailable, Conflict, InputError, NormalException, NotFound, OtherEngine
 from asynctask.integrations.base import EARLY_S, Engine
 from asynctask.job import refuse_work
-from asynctask.ledger import lending, queries, rates, tasks
+from asynctask.ledger import additions, lending, queries, rates, tasks
 from asynctask.ledger import processes as recovery
 from asynctask.ledger import progress as progress_rows
 from asynctask.ledger.base import loads
@@ -64,6 +64,8 @@ _SAID: Final = 300
 
 TARGET_S: Final = 60.0
 """Default seconds within which the wanted processes finish what waits."""
+
+_UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
 OTHERS_NAMED: Final = 10
 """The most workers that are named of jobs that are left to others."""
@@ -506,7 +508,7 @@ class Operations:
                 )
             ]
         if not progress["counts"]["enqueue"]:
-            return []
+            return [_open(task, now)] if progress["split"]["state"] == "open" else []
         queue = str(task["queue"])
         if reasons := self._not_taken(queue) or self._not_due(task, progress, now):
             return reasons
@@ -1167,6 +1169,20 @@ def _held(process: Mapping[str, Any], rows: int, now: int) -> WaitReason:
     text += f" answered for {_held_s(process, now):.0f} s"
     mend = f"wait; or end it (kill -9 {process['pid']} on {plain(process['hostname'])}), and they run again elsewhere;"
     return WaitReason("held", text, f"{mend} with held_limit_s its supervisor does so")
+
+
+def _open(task: Mapping[str, Any], now: int) -> WaitReason:
+    """Of an open Task (its columns) all of whose rows have ended."""
+    times = (_span((now - at) / SECOND) for at in (task["created_at"], additions.last_added(task)))
+    text = "Open for {}, and nobody has added anything for {}".format(*times)
+    mend = f"seal it (asynctask seal {task['id']}) or cancel it; it is sealed at {rfc3339(task['split_until'])}"
+    return WaitReason("open", text, mend)
+
+
+def _span(seconds: float) -> str:
+    """A time for people, in its largest unit that is not below 1."""
+    size, unit = next((each for each in _UNITS if seconds >= each[0]), _UNITS[-1])
+    return f"{max(0, seconds) // size:.0f} {unit}"
 
 
 def _held_back(progress: Mapping[str, Any], holder: tuple[int, str] | None) -> WaitReason:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
@@ -15,24 +16,24 @@ import orjson
 from asynctask.clock import from_datetime
 from asynctask.core.states import Reason
 from asynctask.core.transitions import CALLBACKS, MERGE
-from asynctask.errors import AsyncTaskError, Conflict, InputError, NotFound, Problem, Unavailable
+from asynctask.errors import AsyncTaskError, Conflict, InputError, NotFound, Problem, TooLarge, Unavailable
 from asynctask.job import context_of, context_text, running_job
-from asynctask.ledger import children
+from asynctask.ledger import additions, children, queries
 from asynctask.ledger import tasks as task_rows
-from asynctask.ledger.base import Ledger, NewItem, dumps, loads
+from asynctask.ledger.base import Ledger, NewItem, Reject, dumps, loads
 from asynctask.ledger.progress import first_progress
 from asynctask.ledger.queries import other_language
 from asynctask.ledger.tasks import First, Made, NewCallback, NewTask, SplitLost, Throttle
 from asynctask.lists.dry_run import KEPT_PROBLEMS, Checker, DryRun, check_rows
 from asynctask.lists.items import MIXED, ItemShape, Rejected
-from asynctask.lists.problems import kept_problems, problems_of, refusal
+from asynctask.lists.problems import fault, kept_problems, problems_of, refusal, stored
 from asynctask.lists.readers import RawRow
 from asynctask.lists.rows import MAX_KEY, ListSource, Names, all_good, checked, open_list, refused_option, too_many_items
 from asynctask.lists.split import WHOLE_S, Splitter
 from asynctask.lists.uploads import ITEMS, JsonItems, StoredFile, is_workbook, items_body
 from asynctask.lists.written_cells import secret_json
 from asynctask.logs import get_logger
-from asynctask.task import Services, TaskHandle
+from asynctask.task import Addition, Services, TaskHandle
 from asynctask.worker import Worker
 
 if TYPE_CHECKING:
@@ -46,6 +47,10 @@ MOST_ROWS: Final = 1_000
 
 _AS_GIVEN: Final = ("session", "idempotency_key", "resubmit_of", "parent", "who")
 """Options that the Task's row has under their own names."""
+
+MOST_ADDED: Final = 10_000
+MAX_ADDED_BYTES: Final = 4_000_000
+"""Most items of one addition to an open Task, and most bytes of them: it is one transaction."""
 
 SLOW_S = 60.0
 """Seconds after a slow validation for which lists of that worker are not validated before the response."""
@@ -321,6 +326,7 @@ class Submitter:
         source: dict[str, Any] | None = None,
         **known: Any,
     ) -> NewTask:
+        _refuse_whole_lists(options)
         self._check_chunks(worker, options)
         return NewTask(
             worker_name=worker.name,
@@ -334,14 +340,15 @@ class Submitter:
                 options.tolerated_failures,
                 None if options.start_at is None else from_datetime(options.start_at),
                 bool(options.paused),
+                self._key(worker, options, (source or {}).get("columns")) or worker.key,
             ),
             body_digest=digest,
             options={"retry": worker.max_retries},
             source=source,
             callbacks=callbacks,
-            key_field=self._key(worker, options, (source or {}).get("columns")) or worker.key,
             chunk_size=1 if options.chunk_size is None else options.chunk_size,
             context=self._carried(options.context),
+            additions=self._additions(worker, options, (source or {}).get("columns")),
             **{name: getattr(options, name) for name in _AS_GIVEN},
             **known,
         )
@@ -352,6 +359,58 @@ class Submitter:
         for carrier in self._carriers:
             found |= carrier()
         return context_text({**found, **context_of(context)}) if found else context
+
+    def _additions(self, worker: Worker, options: SubmitOptions, columns: Mapping[str, str] | None) -> str | None:
+        """What an open Task keeps for its additions, as JSON text; None for any other."""
+        if not options.open:
+            return None
+        limit_s = options.open_limit_s or additions.DEFAULT_LIMIT_S
+        return dumps({"limit_s": limit_s, "unique": list(self._unique(worker, options, columns))})
+
+    # -- adding to an open Task
+
+    def add(
+        self,
+        worker: Worker,
+        task_id: int,
+        listed: Sequence[Any] | StoredFile,
+        source: ListSource,
+        key: str | None,
+        who: str,
+    ) -> Addition:
+        """Validates the items, or the rows of a stored file, and adds them to an open Task in one transaction.
+
+        Raises :class:`Conflict` if the Task takes none; :class:`InputError` for more than :data:`MOST_ADDED` items, for a
+        file that is refused as a whole, and for an idempotency key of another addition.
+        """
+        with self._ledger.database.read() as connection:
+            task = task_rows.get(connection, task_id)
+        unique = (loads(task["additions"]) or {"unique": ()})["unique"]
+        field = None if task["key_field"] in (None, MIXED) else task["key_field"]
+        if isinstance(listed, StoredFile):
+            said = replace(source, name=listed.name, filename=listed.filename, unique=tuple(unique), key=field)
+            with open_list(self._services.uploads, self._limits, said, self._shape(worker, said.columns)) as opened:
+                rows = _few(opened.checked())
+            body = _stored_body(listed.sha256, said)
+        else:
+            rows = _few(self._rows(worker, listed, unique, field))
+            body = b"" if key is None else _program_body(listed)
+        names = Names("items", {})
+        for row in rows:
+            names.add(row.values)
+
+        def headers(known: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+            if known is None or "list" in known or (new := names.as_json()) is None:
+                return known if known is None or "list" in known else None
+            both = Names("items", known)
+            both.add(dict.fromkeys(new.get("items", ())))
+            return both.as_json()
+
+        new = additions.NewRows(len(rows), partial(_numbered, rows), headers, key, hashlib.sha256(body).hexdigest(), who)
+        added = additions.add(self._ledger, task_id, new, max_rows=self._limits.max_rows)
+        kept = queries.rejects(self._ledger.database, task_id, after=added.after, limit=added.rejected)
+        problems = problems_of(kept, self._ledger.catalogue.locale) if added.rejected else ()
+        return Addition(added.after + 1, added.accepted, added.rejected, problems[:KEPT_PROBLEMS], added.replayed)
 
     def _check_chunks(self, worker: Worker, options: SubmitOptions) -> None:
         """Raises :class:`InputError` if jobs of several items are not possible."""
@@ -506,6 +565,51 @@ class Submitter:
         )
 
 
+def _few(rows: Iterable[NewItem | Rejected]) -> list[NewItem | Rejected]:
+    """The rows of an addition. Raises :class:`TooLarge` if they are too many, or too large, for one transaction."""
+    taken, size = list[NewItem | Rejected](), 0
+    for row in rows:
+        taken.append(row)
+        size += len(row.params) if isinstance(row, NewItem) else 0
+        if len(taken) > MOST_ADDED or size > MAX_ADDED_BYTES:
+            raise TooLarge(
+                f"an addition has at most {MOST_ADDED:,} items of {MAX_ADDED_BYTES:,} bytes together: add them in parts",
+                code="too_many_rows",
+            )
+    return taken
+
+
+def _numbered(rows: Iterable[NewItem | Rejected], after: int) -> tuple[list[NewItem], list[Reject]]:
+    """The rows of an addition, as items and rejected rows of a Task that has rows up to ``after``."""
+    items, rejects = list[NewItem](), list[Reject]()
+    for row in rows:
+        number = after + row.row
+        if isinstance(row, NewItem):
+            items.append(replace(row, row=number))
+        else:
+            rejects.append(Reject(number, [stored(_moved(each, after)) for each in row.problems], row.values))
+    return items, rejects
+
+
+def _moved(problem: Problem, by: int) -> Problem:
+    """The problem of a row of an addition; that of a duplicate names another row of it."""
+    if problem.code != "duplicate_in_upload":
+        return problem
+    params = {**problem.params, "first": problem.params["first"] + by}
+    return fault(None, problem.column, problem.code, problem.text, params, problem.value)
+
+
+def _refuse_whole_lists(options: SubmitOptions) -> None:
+    """Raises :class:`InputError` if an open Task has an option that needs the whole list, or a limit without being open."""
+    if not options.open and options.open_limit_s is not None:
+        raise refused_option("open_limit_s", "option.only_open", {}, options.open_limit_s)
+    chunk_size = None if options.chunk_size == 1 else options.chunk_size
+    whole = {"strict": options.strict or None, "resubmit_of": options.resubmit_of, "chunk_size": chunk_size}
+    for name, value in whole.items():
+        if options.open and value is not None:
+            raise refused_option(name, "option.not_open", {"name": name}, value)
+
+
 def _refuse_items(options: SubmitOptions) -> None:
     """Raises :class:`InputError` if a list that is not a file corrects a Task: its items have no row numbers."""
     if options.resubmit_of is not None:
@@ -563,6 +667,8 @@ def _digest(worker: Worker, options: SubmitOptions, body: bytes, callbacks: Sequ
         "resubmit_of": options.resubmit_of,
         "chunk_size": None if options.chunk_size == 1 else options.chunk_size,
         "context": options.context,
+        "open": options.open or None,
+        "open_limit_s": options.open_limit_s,
     }
     said |= {name: value for name, value in later.items() if value is not None}
     for name in CALLBACKS:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,8 +15,8 @@ from asynctask.dispatch.control import TaskControls
 from asynctask.errors import Conflict, InputError, NotFound, Problem
 from asynctask.exports.run import MERGER
 from asynctask.job import context_of
+from asynctask.ledger import additions, queries
 from asynctask.ledger import progress as progress_rows
-from asynctask.ledger import queries
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.foreign import engine_of
@@ -60,11 +60,24 @@ class NobodyPerforms(Conflict):
     code = "nobody_performs"
 
 
+@dataclass(frozen=True, slots=True)
+class Addition:
+    """What was added to an open Task: the number of its first row in the Task, how many rows were accepted and rejected,
+    and the ``problems`` of the first 1,000 rejected ones. ``replayed``: it was added before, under the same idempotency
+    key."""
+
+    first_row: int
+    accepted: int
+    rejected: int
+    problems: tuple[Problem, ...] = ()
+    replayed: bool = False
+
+
 @dataclass(frozen=True)
 class Services:
     """What a handle works with; made by the application. ``workers``: the registered ones, those of attached engines
     included; ``is_shared``: there is a broker, from which other programs can take jobs; ``waits_for``: code and message of
-    the first reason for which a Task waits, empty if it has none."""
+    the first reason for which a Task waits, empty if it has none; ``add``: as of the application's ``add_items``."""
 
     ledger: Ledger
     clock: Clock
@@ -74,6 +87,7 @@ class Services:
     workers: Callable[[], Mapping[str, Worker]]
     is_shared: bool
     waits_for: Callable[[int], str]
+    add: Callable[..., Addition]
 
     def refuse_unperformed(self, worker: str, queue: str) -> None:
         """Raises :class:`NobodyPerforms` for a job that would wait for ever: its worker is not registered here, and no
@@ -281,6 +295,19 @@ class TaskHandle:
         statuses = (status,) if isinstance(status, str) else status
         return self._s.control.retry(self.id, statuses, who, message=message, limit=limit)
 
+    def add(self, items: Iterable[Any], *, idempotency_key: str | None = None, who: str = "") -> Addition:
+        """Adds items to an open Task, in one transaction: at most 10,000, and 4 MB of them. Their rows continue the list.
+
+        Items that the worker's model refuses are rejected, as those of a submission. The same ``idempotency_key`` adds the
+        same items once. Raises :class:`Conflict` if the Task is sealed, cancelled or was never open; :class:`InputError`,
+        :class:`UnknownWorker`.
+        """
+        return self._s.add(self.id, items, idempotency_key=idempotency_key, who=who)
+
+    def seal(self, who: str = "") -> bool:
+        """Ends the additions to an open Task, which ends once its items have."""
+        return additions.seal(self._s.ledger, self.id, who=who)
+
     def run_callbacks(self, who: str = "") -> bool:
         """Runs the failed callbacks again; the Task is ``finalizing`` meanwhile. Returns False while they run."""
         return queries.call_back_again(self._s.ledger, self.id, who=who)
@@ -322,6 +349,10 @@ VERBS: Final = {
         Verb(
             "retry", TaskHandle.retry, "Run the failed items of a Task again, in a new generation",
             "Without such items nothing changes.", "runs again",
+        ),
+        Verb(
+            "seal", TaskHandle.seal, "Seal an open Task: nothing more is added to it",
+            "It ends once its items have. Sealing a sealed Task changes nothing.", "sealed",
         ),
         Verb(
             "callbacks", TaskHandle.run_callbacks, "Run the failed callbacks of a Task again",

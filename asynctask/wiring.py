@@ -12,7 +12,7 @@ import tempfile
 import threading
 from abc import ABC, abstractmethod
 from collections import ChainMap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from types import MappingProxyType
@@ -50,7 +50,7 @@ from asynctask.runtime.process import AppProcess, Dispatching
 from asynctask.sidekiq.copies import Outgoing, PushFilter
 from asynctask.submission import Carrier, Submitter
 from asynctask.supervisor import LIFELINE
-from asynctask.task import Services
+from asynctask.task import Addition, Services
 from asynctask.worker import Worker
 
 
@@ -69,6 +69,7 @@ class Core:
         carriers: Sequence[Carrier],
         closed: Callable[[int], None],
         waits_for: Callable[[int], str],
+        add: Callable[..., Addition],
     ) -> None:
         self.pid = os.getpid()
         self._config = config
@@ -108,6 +109,7 @@ class Core:
         self.services = Services(
             self.ledger, clock, TaskControls(self.ledger, self.broker), self.uploads, limits,
             workers=workers, is_shared=self.broker is not None, waits_for=waits_for,
+            add=add,
         )  # fmt: skip
         splitter = Splitter(self.ledger, clock, self.uploads, limits, lease_s=config.lease_s)
         checker = Checker(self.ledger, self.uploads, limits, seconds=config.dry_run_s, elsewhere=self.check_elsewhere)
@@ -270,6 +272,12 @@ class OnDemand(ABC):
         """Calls the hooks of an event."""
 
     @abstractmethod
+    def add_items(
+        self, task_id: int, items: Iterable[Any], *, idempotency_key: str | None = None, who: str = ""
+    ) -> Addition:
+        """Adds items to an open Task."""
+
+    @abstractmethod
     def task_closed(self, task_id: int) -> None:
         """Notifies the observers that this process has closed a Task."""
 
@@ -388,6 +396,7 @@ class OnDemand(ABC):
                         carriers=self._carriers,
                         closed=self.task_closed,
                         waits_for=self._waits_for,
+                        add=self.add_items,
                     )
                 core = self._core
         return core

@@ -182,6 +182,8 @@ class TaskOptions(TypedDict, total=False):
     priority: int | None
     start_at: datetime | str | None
     paused: bool | None
+    open: bool | None
+    open_limit_s: float | None
     queue: str | None
     owner: str | None
     who: str | None

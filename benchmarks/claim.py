@@ -39,7 +39,7 @@ from typing import Any
 from asynctask.database.engine import Database
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, NewItem, dumps
-from asynctask.ledger.tasks import NewTask
+from asynctask.ledger.tasks import NewTask, Throttle
 from benchmarks import common
 from benchmarks.claimers import QUEUE
 from benchmarks.common import Place, Result, Unaccounted
@@ -218,7 +218,7 @@ class Table:
             if not self._task_id:
                 new = NewTask(
                     worker_name="job", queue=QUEUE, priority=PRIORITY, title="benchmark", planned=planned,
-                    key_field="serial" if self._keys else None,
+                    throttle=Throttle(key_field="serial" if self._keys else None),
                 )  # fmt: skip
                 self._task_id = task_rows.create(ledger, [task_rows.First(new)], lease_s=_LEASE_S)[0].task_id
             for start in range(low, high, _SLICE):

@@ -34,7 +34,7 @@ class ReadOnly(Forbidden):
     code = "read_only"
 
 
-SUBMITS: Final = frozenset({"tasks.create", "exports.export", "workers.create_job"})
+SUBMITS: Final = frozenset({"tasks.create", "tasks.add", "tasks.seal", "exports.export", "workers.create_job"})
 CONTROLS: Final = frozenset(
     {
         "tasks.update",

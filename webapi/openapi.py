@@ -113,6 +113,7 @@ def _complete(app: AsyncTask, spec: dict[str, Any] | str) -> dict[str, Any] | st
             "content": {"application/json": {"schema": {"$ref": _REF.format(model="DryRunResult")}}},
         }
         each.setdefault("parameters", []).append(_idempotency_key())
+    spec["paths"]["/api/tasks/{task_id}/items"]["post"]["parameters"].append(_idempotency_key())
     return spec
 
 
@@ -266,7 +267,7 @@ def _idempotency_key() -> dict[str, Any]:
         "in": "header",
         "name": "Idempotency-Key",
         "required": False,
-        "description": "A key of your choice: the same request with the same key makes one Task only.",
+        "description": "A key of your choice: the same request with the same key makes one Task, or adds its items, once.",
         "schema": {"type": "string", "pattern": KEY_PATTERN},
     }
 

@@ -366,6 +366,12 @@ class RawQuery(Options):
     context: ContextText = Field(None, description=options.CONTEXT)
 
 
+class NewItems(_In):
+    """Items to add to an open Task."""
+
+    items: Items = Field(description="The items, each as the worker's JSON Schema says.")
+
+
 class Knobs(_In, options.Knobs):
     """The knobs of a running Task; at least one."""
 
@@ -574,6 +580,17 @@ Progress = create_model(
     refusal=(Refusal | None, Field(None, description="With include=errors: why a list was rejected.")),
     context=(dict[str, JsonValue] | None, Field(None, description="With include=context: the constants of its jobs.")),
 )
+
+
+class Added(_Out):
+    """What was added to an open Task."""
+
+    first_row: int = Field(description="The number of the first of these rows in the Task.")
+    accepted: int
+    rejected: int
+    errors: list[Fault] = Field(description="The problems of the first rejected rows.")
+
+
 Submitted = create_model(
     "Submitted",
     __base__=Progress,

@@ -64,6 +64,7 @@ from webapi.reading import FORM, JSON, ApiRequest, current_request
 from webapi.shapes import (
     BINARY,
     TEXT,
+    Added,
     ErrorGroups,
     EventPage,
     EventQuery,
@@ -74,6 +75,7 @@ from webapi.shapes import (
     Knobs,
     Linked,
     LogEntries,
+    NewItems,
     NewLink,
     NoQuery,
     OneTaskQuery,
@@ -387,6 +389,24 @@ def waiting(task_id: int) -> Response:
         if each["code"] == "broker_away":  # it names the address, which only the log and the command line have
             each["message"] = public_message(BrokerUnavailable())
     return json_response({"reasons": reasons}, cache="no-store")
+
+
+@blueprint.serve("POST /<int:task_id>/items", "addItems", Added, body=NewItems, responses=[409, 413])
+def add(task_id: int, body: NewItems) -> Response:
+    """Add items to an open Task
+
+    In one transaction: at most 10,000 items. Rejected ones are in `errors`. The same Idempotency-Key with the same items
+    adds them once, with others 422. 409 if the Task was not submitted with `open`, is sealed, or is cancelled.
+    """
+    key, locale = _idempotency_key(current_request()), reader_locale()
+    found = asynctask_app().add_items(find_task(task_id).id, body.items, idempotency_key=key, who=who())
+    answer = {"first_row": found.first_row, "accepted": found.accepted, "rejected": found.rejected}
+    response = json_response({**answer, "errors": problem_objects(found.problems[:MAX_ERRORS], locale)}, cache="no-store")
+    if found.problems:
+        set_language(response, locale)
+    if found.replayed:
+        response.headers["Idempotency-Replayed"] = "true"
+    return response
 
 
 def _serve_verb(verb: Verb, operation_id: str, query: type[RetryQuery | NoQuery] = NoQuery) -> None:

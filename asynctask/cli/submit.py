@@ -235,6 +235,8 @@ def _context(_context: click.Context, _option: click.Parameter, text: str | None
 @click.option("--priority", help="Smaller runs first: a number or a name such as ADMIN_HIGH.")
 @click.option("--start-at", help="Nothing begins before this time, such as 2026-12-01T08:00:00+01:00.")
 @click.option("--paused", is_flag=True, default=None, help="Nothing starts before asynctask resume.")
+@click.option("--open", is_flag=True, default=None, help="asynctask add adds more rows, until asynctask seal.")
+@click.option("--open-limit-s", type=float, metavar="SECONDS", help="Seal it after so long without an addition (86,400).")
 @click.option("--queue", help="Another queue than the worker's own.")
 @click.option("--owner", help="Whose Task it is: sessions and idempotency keys are per owner.")
 @click.option("--session", "line", help="Tasks of one session run one after the other.")
@@ -292,6 +294,39 @@ def submit(
         return _print_submission(session, handle)
     session.out.problems(handle.problems)
     return _watch(session, handle, timeout)
+
+
+@click.command("add", cls=Command)
+@click.argument("task_id", type=TASK_ID)
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, readable=True, allow_dash=True, path_type=Path))
+@click.option("--sheet", help="The sheet of a workbook; by default the first that is visible and has rows.")
+@click.option("--columns", callback=_columns, help="Field of each header that is not the name of a field, as of submit.")
+@click.option("--encoding", help="Encoding of a text, such as gb18030 or cp932; by default it is detected.")
+@click.option("--idempotency-key", help="The rows are added once, however often the command is repeated with this key.")
+@pass_session
+def add(session: Session, /, task_id: int, file: Path, **options: Any) -> int:
+    """Add a file of rows to an open Task; - reads it from the standard input.
+
+    At most 10,000 rows. Exit code 1 if any of them was rejected.
+    """
+    app = session.app(required="add needs the worker's code to validate the rows")
+    with nullcontext(sys.stdin.buffer) if str(file) == "-" else file.open("rb") as stream:
+        stored = app.uploads.store(stream, os.fsencode(file.name).decode("utf-8", "replace"), named=str(file) != "-")
+    try:
+        found = app.add_file(task_id, stored, who=who(), **options)
+    except InputError as error:
+        from asynctask.lists.problems import localised
+
+        raise localised(error, app.config.locale) from None
+    counts = {"first_row": found.first_row, "accepted": found.accepted, "rejected": found.rejected}
+    session.out.document({**counts, "replayed": found.replayed, "errors": [each.as_dict() for each in found.problems]})
+    before = " before" if found.replayed else ""
+    session.out.line(f"Task {task_id}: {count(found.accepted, 'row')} added{before}, from row {found.first_row:,} on")
+    if not found.rejected:
+        return OK
+    session.out.line(f"{count(found.rejected, 'row')} {'was' if found.rejected == 1 else 'were'} rejected:")
+    session.out.problems(found.problems)
+    return FAILURES
 
 
 def _print_dry_run(session: Session, found: DryRun, locale: str, item: str = "row") -> int:
@@ -439,4 +474,4 @@ def perform(session: Session, worker: str, text: str, seconds: float) -> int:
     return OK
 
 
-COMMANDS: Final = (submit, export, perform, watch, check_list)
+COMMANDS: Final = (submit, add, export, perform, watch, check_list)

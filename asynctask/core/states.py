@@ -53,6 +53,10 @@ class Who(StrEnum):
     PERSON = "person"  # a user or program through the API, the command line or the handle
 
 
+GROWING: Final = ("splitting", "open")
+"""``split_state`` of a Task that may get more items: of its list, or by additions."""
+
+
 class Reason(StrEnum):
     """The reason of an edge; logged, and stored if it adds to the status."""
 

@@ -91,6 +91,7 @@ tasks: Final = Table(
     _count("split_cursor"),
     _count("split_tries"),  # claims of the split since the cursor last moved
     Column("planned", BigInteger),
+    Column("additions", Json),  # how an open Task takes them, {limit_s, unique}; NULL: it takes none
     _count("created"),  # items
     _count("created_jobs"),
     _count("rejected"),
@@ -256,6 +257,18 @@ task_rejects: Final = Table(
     Column("row", BigInteger, primary_key=True, autoincrement=False),
     Column("errors", Json, nullable=False),  # [{column, code, message, value}]
     Column("cells", Json),
+)
+
+# The additions to open Tasks that had an idempotency key, with their answers.
+task_additions: Final = Table(
+    "task_additions",
+    metadata,
+    Column("task_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("idempotency_key", String(255), primary_key=True),
+    Column("body_digest", String(64), nullable=False),
+    Column("first_row", BigInteger, nullable=False),
+    Column("accepted", BigInteger, nullable=False),
+    Column("rejected", BigInteger, nullable=False),
 )
 
 # The rows of corrected lists. An accepted row takes the row that it corrects, which no other Task and no retry runs then.

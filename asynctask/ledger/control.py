@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from asynctask.clock import from_datetime, rfc3339
-from asynctask.core.states import OPEN, Reason, State, Status
+from asynctask.core.states import GROWING, OPEN, Reason, State, Status
 from asynctask.core.transitions import Transition, at_rest, cancel, explicit_retry
 from asynctask.database.notify import notify
 from asynctask.database.retrying import repeatable
@@ -81,7 +81,7 @@ def resume(ledger: Ledger, task_id: int, *, who: str = "") -> bool:
 
 
 def _resume(connection: Connection, ledger: Ledger, task: dict[str, Any], detail: dict[str, Any] | None, who: str) -> None:
-    state = State.SPLITTING if task["split_state"] == "splitting" else State.RUNNING
+    state = State.SPLITTING if task["split_state"] in GROWING else State.RUNNING
     down = _down(task, "resume")
     task_rows.change_state(connection, ledger, task, state, Reason.RESUMED, state_reason=None, **down)
     progress.measure_anew(connection, task["id"], ledger.now())
@@ -106,7 +106,7 @@ def cancel_task(ledger: Ledger, task_id: int, *, who: str = "") -> bool:
 
 def _cancel(connection: Connection, ledger: Ledger, task: dict[str, Any], detail: dict[str, Any] | None, who: str) -> None:
     values: dict[str, Any] = {"turning": "cancel", "turn_cursor": -1, "state_reason": None, "generation_sealed": 1}
-    if task["split_state"] == "splitting":
+    if task["split_state"] in GROWING:
         values |= {"split_state": "cancelled", "split_by": None, "split_until": None}
     values |= _down(task, "cancel")
     task_rows.change_state(connection, ledger, task, State.CANCELLED, Reason.CANCELLED, **values)

@@ -53,6 +53,7 @@ class Split(TypedDict):
     planned: int | None
     created: int
     rejected: int
+    open_until: Annotated[Time | None, "Of an open Task: when it is sealed, unless somebody adds to it before."]
 
 
 class Counts(TypedDict):
@@ -426,7 +427,7 @@ def _add_children(found: dict[str, Any], known: children.Below) -> None:
     }  # fmt: skip
     found["children"] = summed
     found["version"] += known.version
-    counts, sealed = found["counts"], found["split"]["state"] != "splitting"
+    counts, sealed = found["counts"], found["split"]["state"] == "sealed"
     is_over = sealed and not counts["enqueue"] + counts["working"] + counts["stopped"]
     if known.open and is_over and found["state"] == State.RUNNING:
         found["state_reason"] = WAITS
@@ -500,7 +501,11 @@ def _progress_object(row: dict[str, Any], now: int) -> dict[str, Any]:
     reopened = str(row["turn_statuses"]).split(",") if row["turning"] == "retry" else ()
     done = sum(counts[name] for name in _DONE if name not in reopened)
     rate = _rate(row, done, now)
-    sealed, is_paused = row["split_state"] != "splitting", row["state"] == State.PAUSED
+    sealed, is_open, is_paused = (
+        row["split_state"] != "splitting",
+        row["split_state"] == "open",
+        row["state"] == State.PAUSED,
+    )
     retrying = int(row["n_retrying"] or 0)
     over = row["finished_at"] is not None
     tolerated = row["tolerated_failures"]
@@ -521,6 +526,7 @@ def _progress_object(row: dict[str, Any], now: int) -> dict[str, Any]:
             "planned": row["planned"],
             "created": row["created"],
             "rejected": row["rejected"],
+            "open_until": rfc3339(row["split_until"]) if is_open else None,
         },
         "counts": cast("Counts", {"total": total, **counts}),
         "retrying": retrying,
@@ -530,7 +536,7 @@ def _progress_object(row: dict[str, Any], now: int) -> dict[str, Any]:
         "progress": {
             "done": done,
             "remaining": total - done,
-            "percent": percent(done, total) if sealed and bool(row["generation_sealed"]) else None,
+            "percent": percent(done, total) if sealed and (row["generation_sealed"] or is_open) else None,
             "rate_per_s": rate,
             "eta_s": _eta_s(row, done, total - done, retrying, now) if not over and sealed and not is_paused else None,
         },

@@ -25,6 +25,7 @@ from asynctask.database.tables import (
     loans,
     places,
     resubmitted_rows,
+    task_additions,
     task_ancestors,
     task_callbacks,
     task_errors,
@@ -51,7 +52,7 @@ MOST_TASKS: Final = 100
 """Largest number of Tasks that are removed together."""
 
 _t, _e, _x, _r, _l, _c = tasks.c, events.c, item_errors.c, task_rejects.c, task_log.c, task_callbacks.c
-_o, _a, _n = resubmitted_rows.c, task_ancestors.c, task_tallies.c
+_o, _a, _n, _d = resubmitted_rows.c, task_ancestors.c, task_tallies.c, task_additions.c
 # Tables whose number of rows does not grow with the items.
 _SMALL: Final = (task_tallies, task_errors, task_samples, task_callbacks, loans, places)
 
@@ -146,7 +147,7 @@ class Purge:
             self._batch = self._mark()
         if self._batch:
             gone = self._events() or self._rejects() or _forget_corrected(self.ledger, self._batch)
-            if not (gone or _delete_log(self.ledger, self._batch)):
+            if not (gone or _delete_log(self.ledger, self._batch) or _delete_additions(self.ledger, self._batch)):
                 self._end_batch()
             return True
         if not self.old.with_jobs:
@@ -280,6 +281,17 @@ def _delete_log(ledger: Ledger, task_ids: Sequence[int]) -> int:
         if ids:
             connection.execute(task_log.delete().where(batches.among(connection, _l.id, ids)))
     return len(ids)
+
+
+@repeatable
+def _delete_additions(ledger: Ledger, task_ids: Sequence[int]) -> int:
+    with ledger.database.write() as connection:
+        found = sa.select(_d.task_id, _d.idempotency_key).where(_d.task_id.in_(task_ids)).limit(SLICE)
+        keys = connection.execute(found).all()
+        for task_id in {task_id for task_id, _ in keys}:
+            own = _d.idempotency_key.in_([key for of, key in keys if of == task_id])
+            connection.execute(task_additions.delete().where(_d.task_id == task_id, own))
+    return len(keys)
 
 
 @repeatable

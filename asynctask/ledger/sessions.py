@@ -29,7 +29,7 @@ from sqlalchemy import exc
 from sqlalchemy.engine import Connection
 
 from asynctask.core.readiness import has_turn
-from asynctask.core.states import Reason, State, Status
+from asynctask.core.states import GROWING, Reason, State, Status
 from asynctask.core.transitions import BLOCKED
 from asynctask.database import batches
 from asynctask.database.retrying import repeatable
@@ -205,7 +205,7 @@ _MIXED: Final = "*"
 
 _SPLITTING: Final = (
     sa.select(sa.func.min(_t.id))
-    .where(_t.split_until.is_not(None), _t.split_state == "splitting", _t.key_field.is_not(None))
+    .where(_t.split_until.is_not(None), _t.split_state.in_(GROWING), _t.key_field.is_not(None))
     .where(sa.or_(_t.worker_name.in_([sa.bindparam("worker"), _MIXED]), sa.bindparam("worker") == _MIXED))
 )
 
@@ -263,8 +263,8 @@ _ADD_POSITIONS: Final = batches.ByValues(
 class KeysGate(NamedTuple):
     """Whether a Task with keys may lend jobs now.
 
-    ``waits``: an earlier Task is still being split, whose next items come before those of this one; ``goes``: the Event at
-    the pointer may have its turn; ``before``: as in :func:`asynctask.core.readiness.has_turn`.
+    ``waits``: an earlier Task is still being split, or open, and its next items come before those of this one; ``goes``:
+    the Event at the pointer may have its turn; ``before``: as in :func:`asynctask.core.readiness.has_turn`.
     """
 
     waits: bool

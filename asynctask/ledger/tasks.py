@@ -15,7 +15,7 @@ from sqlalchemy.engine import Connection
 from asynctask.clock import micros
 from asynctask.core import readiness
 from asynctask.core.readiness import Gate
-from asynctask.core.states import OPEN, Reason, State, Status, check_event, check_task
+from asynctask.core.states import GROWING, OPEN, Reason, State, Status, check_event, check_task
 from asynctask.core.transitions import MERGE, Delta, Tolerance, due_callbacks, may_close
 from asynctask.database import batches
 from asynctask.database.notify import notify
@@ -82,11 +82,13 @@ class Throttle:
     tolerated_failures: str | None = None
     start_at: int | None = None
     paused: bool = False
+    key_field: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class NewTask:
     """A Task to create. ``chunk_size``: items of a job, see :mod:`asynctask.iterable`. ``who``: the requester, for the log.
+    ``additions``: of an open Task, as JSON text, see :mod:`asynctask.ledger.additions`.
 
     ``source`` (JSON-ready): where a split is resumed from; None if it cannot be resumed. ``context``: as JSON text."""
 
@@ -106,9 +108,9 @@ class NewTask:
     options: dict[str, Any] = field(default_factory=dict)
     session: str | None = None
     callbacks: Sequence[NewCallback] = ()
-    key_field: str | None = None
     chunk_size: int = 1
     context: str | None = None
+    additions: str | None = None
     who: str = ""
 
 
@@ -210,7 +212,7 @@ def _insert(ledger: Ledger, firsts: Sequence[First], lease_s: float) -> list[Mad
         entries = [entry for row, each in made for entry in _log_rows(each, row["id"], now)]
         batches.insert(connection, task_log, _LOG_COLUMNS, entries)
         if jids:
-            _add_jobs(connection, ledger, [({**row, "created_jobs": 0}, each.items) for row, each in made], jids, now)
+            add_jobs(connection, ledger, [({**row, "created_jobs": 0}, each.items) for row, each in made], jids, now)
         for row, each in made:
             _write_rest(connection, ledger, each, row)
         if jids:
@@ -220,7 +222,7 @@ def _insert(ledger: Ledger, firsts: Sequence[First], lease_s: float) -> list[Mad
 
 _AS_GIVEN: Final = (
     "worker_name", "queue", "priority", "owner", "planned", "origin", "resubmit_of", "parent", "idempotency_key",
-    "body_digest", "session", "key_field", "chunk_size", "context",
+    "body_digest", "session", "chunk_size", "context", "additions",
 )  # fmt: skip
 
 
@@ -244,7 +246,9 @@ def _row(ledger: Ledger, first: First, now: int, lease_s: float, *, held: bool =
         "split_state": "splitting", "split_by": ledger.identity, "split_until": now + micros(lease_s),
         "generation_sealed": 0, "closed_at": None, "finished_at": None,
     }  # fmt: skip
-    if not first.more:  # the Task is invisible between the two transitions, so one statement makes both
+    if not first.more and new.additions is not None:
+        row |= _opened(row, now)
+    elif not first.more:  # the Task is invisible between the two transitions, so one statement makes both
         refused = Reason.ROWS_REJECTED if first.refused else Reason.NOTHING_ACCEPTED
         state, reason = (State.RUNNING, Reason.SEALED) if count else (State.REJECTED, refused)
         check_task(State.SPLITTING, state, reason)
@@ -260,12 +264,18 @@ def _row(ledger: Ledger, first: First, now: int, lease_s: float, *, held: bool =
     return row | readiness.hints(gate, now)._asdict()
 
 
+def _opened(task: Mapping[str, Any], now: int) -> dict[str, Any]:
+    """The columns of a Task whose list is complete, and which takes additions."""
+    until = now + micros(loads(task["additions"])["limit_s"])
+    return {"split_state": "open", "split_by": None, "split_until": until, "planned": None}
+
+
 def _log_rows(first: First, task_id: int, now: int) -> list[tuple[Any, ...]]:
     new = first.new  # ``new.owner`` is a text from the client; ``new.who`` is the submitter
     detail = {"title": new.title, "worker": new.worker_name, **({"owner": new.owner} if new.owner else {})}
     who = clean(new.who)[:255]
     acts = [("submitted", dumps(detail), who), *([("paused", None, who)] if new.throttle.paused else [])]
-    acts += [] if first.more else [("split sealed", None, "")]
+    acts += [] if first.more else [("split sealed" if new.additions is None else "split open", None, "")]
     return [(task_id, now, by, act, told) for act, told, by in acts]
 
 
@@ -365,7 +375,7 @@ def check_reopenable(task: dict[str, Any]) -> None:
     if task["turning"] is not None:
         raise Conflict(f"Task {task['id']} still has rows to update ({task['turning']}); try again in a moment")
     over = task["state"] == State.CANCELLED and task["finished_at"] is not None
-    failing = task["state_reason"] == Reason.TOO_MANY_FAILURES and task["split_state"] != "splitting"
+    failing = task["state_reason"] == Reason.TOO_MANY_FAILURES and task["split_state"] not in GROWING
     if (
         task["state"] not in (State.RUNNING, State.FINISHED)
         and not over
@@ -428,19 +438,19 @@ def add_slice(
             items, rejects = corrections.take_rows(connection, task, above, items, rejects)
         now = ledger.now()
         grown = {
-            **_grown(task, items, len(rejects)), "split_cursor": cursor, "split_tries": 0,
+            **grown_by(task, items, len(rejects)), "split_cursor": cursor, "split_tries": 0,
             "headers": None if headers is None else dumps(headers), "split_until": now + micros(lease_s), "updated_at": now,
         }  # fmt: skip
         settle(connection, ledger, {**task, **grown}, **grown)
         if items:
-            _add_jobs(connection, ledger, [(task, items)], jids[: len(items)], now)
+            add_jobs(connection, ledger, [(task, items)], jids[: len(items)], now)
         write_rejects(connection, task_id, rejects)
         if items:
             notify(connection)
     return int(task["created_jobs"] + len(items))
 
 
-def _grown(task: Mapping[str, Any], items: Sequence[NewItem], rejected: int) -> dict[str, Any]:
+def grown_by(task: Mapping[str, Any], items: Sequence[NewItem], rejected: int) -> dict[str, Any]:
     """The columns of a Task that these jobs and rejected rows change."""
     created = task["created"] + items_of(items)
     return {
@@ -452,7 +462,7 @@ def _grown(task: Mapping[str, Any], items: Sequence[NewItem], rejected: int) -> 
     }
 
 
-def _add_jobs(
+def add_jobs(
     connection: Connection,
     ledger: Ledger,
     added: Sequence[tuple[Mapping[str, Any], Sequence[NewItem]]],
@@ -547,10 +557,10 @@ def end_split(
             _check_split_held(ledger, task)
         elif task["split_state"] != "splitting" or (task["split_until"] or 0) > ledger.now():
             return
-        _end_split(connection, ledger, task, reason, why, planned, detail)
+        end_locked_split(connection, ledger, task, reason, why, planned, detail)
 
 
-def _end_split(
+def end_locked_split(
     connection: Connection,
     ledger: Ledger,
     task: dict[str, Any],
@@ -559,7 +569,13 @@ def _end_split(
     planned: int | None = None,
     detail: dict[str, Any] | None = None,
 ) -> None:
+    """As :func:`end_split`, of a locked Task."""
     strict, failed = reason is Reason.ROWS_REJECTED, reason is Reason.SPLIT_FAILED
+    if reason is Reason.SEALED and task["split_state"] == "splitting" and task["additions"] is not None:
+        opened = {**_opened(task, ledger.now()), "updated_at": ledger.now(), "version": _t.version + 1}
+        connection.execute(tasks.update().where(_t.id == task["id"]).values(opened))
+        log(connection, ledger, task["id"], "split open", None)
+        return
     assert not (strict and task["created_jobs"]), "a strict list is taken as a whole or not at all"
     why = None if why is None else why[:1024]
     values: dict[str, Any] = {
@@ -622,7 +638,7 @@ def claim_split(ledger: Ledger, task_id: int, *, lease_s: float, of: str | None 
         tries = task["split_tries"] + (not own)
         if tries > MAX_SPLIT_TRIES:
             why = f"split_gave_up: {MAX_SPLIT_TRIES} processes ended at row {task['split_cursor']}; is the file too large?"
-            _end_split(connection, ledger, task, Reason.SPLIT_FAILED, why)
+            end_locked_split(connection, ledger, task, Reason.SPLIT_FAILED, why)
             return None
         values = {"split_by": ledger.identity, "split_until": now + micros(lease_s), "split_tries": tries}
         connection.execute(tasks.update().where(_t.id == task_id).values(values))
@@ -673,7 +689,7 @@ def tolerated_left(connection: Connection, task: Mapping[str, Any]) -> int | Non
 
 
 def _known_total(task: Mapping[str, Any]) -> int | None:
-    total: int | None = task["planned"] if task["split_state"] == "splitting" else task["created"]
+    total: int | None = task["planned"] if task["split_state"] in GROWING else task["created"]
     return total
 
 
@@ -709,7 +725,7 @@ def _is_failing(task: Mapping[str, Any]) -> bool:
     tolerance = tolerance_of(task)
     left = None if tolerance is None else tolerance.left(int(task["failed"]), int(task["error"]), _known_total(task))
     # Without jobs left to start, it ends instead of waiting for a person.
-    return left is not None and left < 0 and (int(task["open"]) > 0 or task["split_state"] == "splitting")
+    return left is not None and left < 0 and (int(task["open"]) > 0 or task["split_state"] in GROWING)
 
 
 @repeatable

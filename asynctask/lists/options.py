@@ -30,6 +30,9 @@ from asynctask.job import MAX_CONTEXT, context_text
 from asynctask.lists.problems import fault, from_pydantic
 from asynctask.worker import MAX_PRIORITY, MOST_CALLBACKS, as_callbacks
 
+MAX_OPEN_S: Final = 366 * 86_400
+"""Most seconds for which an open Task waits for an addition."""
+
 NUL_FREE: Final = r"^[^\x00]*$"
 NOT_BLANK: Final = r"^[^\x00]*[^\x00\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000][^\x00]*$"
 """For the API's document: a text with more than blanks, which are stripped. Dialects differ in what ``\\s`` matches."""
@@ -63,6 +66,10 @@ CONTEXT: Final = (
     " place for secrets."
 )
 
+OPEN: Final = (
+    "More items may be added: the Task does not end before it is sealed. Not with `strict`, `resubmit_of` or `chunk_size`."
+)
+OPEN_LIMIT: Final = "Seconds without an addition after which an open Task is sealed; default: 86,400."
 START: Final = "Nothing begins before this time; null: at once."
 RESUBMIT: Final = (
     "The Task whose report this file is, corrected: its rows take the place of those that failed, by the row-number column."
@@ -156,6 +163,7 @@ StartAt = Annotated[datetime, BeforeValidator(_start_at), WithJsonSchema({"type"
 
 TaskId = Annotated[int, Field(ge=1, le=2**63 - 1), BeforeValidator(whole_number)]
 ParentId = Annotated[int, Field(ge=0, le=2**63 - 1), BeforeValidator(whole_number)]
+OpenLimit = Annotated[float, Field(ge=1, le=MAX_OPEN_S, allow_inf_nan=False)]
 Interval = Annotated[float, Field(ge=0, le=MAX_INTERVAL_S, allow_inf_nan=False)]
 Priority = Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY), BeforeValidator(whole_number)]
 Tolerated = Annotated[
@@ -219,6 +227,8 @@ class CommonOptions(BaseModel):
     tolerated_failures: Tolerated | None = Field(None, description=TOLERATED)
     start_at: StartAt | None = Field(None, description=START)
     paused: bool | None = Field(None, description="Nothing starts before somebody resumes the Task.")
+    open: bool | None = Field(None, description=OPEN)
+    open_limit_s: OpenLimit | None = Field(None, description=OPEN_LIMIT)
     queue: QueueName | None = Field(None, description="Another queue than the worker's own.")
     owner: Title | None = Field(None, description="Whose Task it is; Idempotency-Key is unique per owner.")
     session: NotBlank | None = Field(None, description="Tasks of one session, of one owner, run one after the other.")

@@ -551,3 +551,21 @@ def test_the_supervisor_logs_as_the_application_says(desk: Desk) -> None:
         wait_for(lambda: "child_died" in (desk.folder / "stderr.log").read_text(), "the supervisor says so")
     lines = (desk.folder / "stderr.log").read_text().splitlines()
     assert [line for line in lines if line.startswith("{")] == []
+
+
+def test_rows_are_added_to_an_open_task_until_it_is_sealed(desk: Desk) -> None:
+    file = desk.table("products.csv", numbered(3))
+    made = desk.json("submit", file.name, "--worker", "enrol", "--open", "--open-limit-s", 600)
+    assert (made["split"]["state"], made["counts"]["total"]) == ("open", 3)
+    more = desk.table("more.csv", [("S-40", 40), ("", 41)])
+    added = desk.json("add", 1, more.name, "--idempotency-key", "k", code=1)
+    assert {name: added[name] for name in ("accepted", "rejected", "replayed")} == {
+        "accepted": 1, "rejected": 1, "replayed": False
+    }  # fmt: skip
+    assert desk.json("add", 1, more.name, "--idempotency-key", "k", code=1)["replayed"]
+    assert "1 row was rejected" in desk.run("add", 1, more.name, code=1).stdout
+    with desk.working():
+        assert desk.json("seal", 1)["changed"]
+        assert desk.json("watch", 1, code=1)["counts"]["total"] == 5
+    assert not desk.json("seal", 1)["changed"]
+    assert "takes no more items" in desk.run("add", 1, more.name, code=2).stderr

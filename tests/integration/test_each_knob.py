@@ -300,6 +300,17 @@ def a_cancelled_task(bench: Bench) -> None:
         assert found == {"finish": len(bench.began), "cancelled": MANY - len(bench.began)}
 
 
+@case("TaskHandle.seal", "asynctask seal", "POST /api/tasks/{task_id}/seal")
+def a_sealed_task(bench: Bench) -> None:
+    with bench.working():
+        task = bench.submit(4, open=True)
+        task.add(numbers(4, 4))
+        wait_for(lambda: counts(task) == {"finish": 8}, "its items have ended")
+        assert not task.progress()["done"]
+        assert task.seal()
+        task.wait(120)
+
+
 @case("TaskHandle.retry", "asynctask retry", "POST /api/tasks/{task_id}/retry")
 def a_retried_task(bench: Bench) -> None:
     with bench.working():
@@ -677,7 +688,8 @@ NO_OPERATION: Final = {
         | _prefixed("asynctask ", "retries list, retries search, scheduled list, scheduled search, dead list, dead search")
     ),
     "submits": _prefixed("POST /api/", "tasks, jobs, exports")
-    | _prefixed("asynctask ", "submit, export, perform, demo, split-task"),
+    | _prefixed("asynctask ", "submit, add, export, perform, demo, split-task")
+    | {"TaskHandle.add", "POST /api/tasks/{task_id}/items"},
     "lets somebody else in": {"POST /api/tasks/{task_id}/links", "asynctask link"},
     "records what another program performed": _prefixed("POST /api/", "records, jobs/{job_id}/record"),
     "starts a process": _prefixed("asynctask ", "up, web, worker"),

@@ -125,7 +125,7 @@ def test_a_job_that_runs_again_waits_for_a_list_that_is_still_split(world: World
     """The next rows of the list come before the last place. Taken out: the list that is split, in `has_turn`."""
     app = world.app()
     task = app.submit("shaky", items("a"), key="serial")
-    new = task_rows.NewTask("shaky", "default", 1, key_field="serial")
+    new = task_rows.NewTask("shaky", "default", 1, throttle=task_rows.Throttle(key_field="serial"))
     split = task_rows.create(app.ledger, [task_rows.First(new)], lease_s=60)[0].task_id
     end(app, *lend(app, task), kind=Kind.RAISED)
     task.retry()
@@ -162,7 +162,7 @@ def test_jobs_that_run_again_one_after_the_other_keep_that_order(world: World) -
 def test_an_earlier_list_that_is_still_split_keeps_later_ones_waiting(world: World) -> None:
     """Its next slices come before them. Taken out: the look for such a Task."""
     app = world.app()
-    new = task_rows.NewTask("note", "default", 1, key_field="serial")
+    new = task_rows.NewTask("note", "default", 1, throttle=task_rows.Throttle(key_field="serial"))
     split = task_rows.create(app.ledger, [task_rows.First(new)], lease_s=60)[0].task_id
     later = app.submit("note", items("a", first=10), key="serial")
     other = app.submit("order", [{"n": 20, "kind": "a"}], key="kind")
@@ -179,7 +179,7 @@ def test_an_earlier_list_that_is_still_split_keeps_later_ones_waiting(world: Wor
 def test_the_split_of_a_dead_process_keeps_later_lists_waiting_until_another_takes_it_over(world: World) -> None:
     """Taken out: the lease that has ended."""
     app = world.app()
-    new = task_rows.NewTask("note", "default", 1, key_field="serial")
+    new = task_rows.NewTask("note", "default", 1, throttle=task_rows.Throttle(key_field="serial"))
     split = task_rows.create(app.ledger, [task_rows.First(new)], lease_s=60)[0].task_id
     later = app.submit("note", items("a", first=10), key="serial")
     world.sql("UPDATE tasks SET split_until = 0 WHERE id = ?", split)  # as when its process is recovered

@@ -20,7 +20,7 @@ from asynctask.ledger import base, doctor, lending, processes, recorder, session
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, NewItem
 from asynctask.ledger.recorder import Kind
-from asynctask.ledger.tasks import NewTask
+from asynctask.ledger.tasks import NewTask, Throttle
 from asynctask.testing import wait_for
 
 pytestmark = pytest.mark.databases("postgresql", "mariadb", reason="on SQLite a write transaction excludes all others")
@@ -244,7 +244,7 @@ def test_tasks_with_keys_are_committed_in_the_order_of_their_ids(
         if whole:
             made.append(other.submit("note", [item], key="serial").id)
         else:
-            new = NewTask("note", "default", 1, key_field="serial")
+            new = NewTask("note", "default", 1, throttle=Throttle(key_field="serial"))
             made.append(task_rows.create(other.ledger, [task_rows.First(new)], lease_s=60)[0].task_id)
 
     def while_another_is_made(*args: Any) -> Any:

@@ -93,6 +93,7 @@ def test_whoever_takes_a_split_over_knows_the_rows_before_it(world: World, point
         "planned": 45,
         "created": 30,
         "rejected": 15,
+        "open_until": None,
     }
     world.check_promises(app, [task_id], jobs)
 
@@ -143,7 +144,14 @@ def test_a_strict_list_with_one_bad_row_makes_no_event_and_says_every_fault(worl
     task_id = the_task(app)
     progress = app.task(task_id).progress()
     assert (progress["state"], progress["state_reason"], progress["done"]) == ("rejected", "rows_rejected", True)
-    assert progress["split"] == {"state": "sealed", "reason": None, "planned": 45, "created": 0, "rejected": 2}
+    assert progress["split"] == {
+        "state": "sealed",
+        "reason": None,
+        "planned": 45,
+        "created": 0,
+        "rejected": 2,
+        "open_until": None,
+    }
     assert rows_of(world, task_id) == []
     assert rejected_rows(app, task_id) == {40: "wrong_type", 44: "wrong_type"}
     again = app.submit_items("order", bad_at(45), strict=True, wait_s=20, idempotency_key="k")

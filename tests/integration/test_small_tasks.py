@@ -77,7 +77,8 @@ def test_a_list_that_fits_one_slice_takes_one_transaction_of_the_callers_own_thr
     assert seen == [threading.current_thread().name]
     assert len(uploads(app)) == (1 if way == "submit_file" else 0), "only a file that somebody sent is kept"
     split = app.task(task_id).progress()["split"]
-    assert split == {"state": "sealed", "reason": None, "planned": 5, "created": 5, "rejected": 0}
+    whole = {"state": "sealed", "reason": None, "planned": 5, "created": 5, "rejected": 0, "open_until": None}
+    assert split == whole
     assert [entry["action"] for entry in app.task(task_id).log()] == ["split sealed", "submitted"]
     with world.working(app):
         assert app.task(task_id).wait(20)["done"]
@@ -137,6 +138,7 @@ def test_one_item_more_than_a_slice_is_split_and_its_file_goes_with_the_split(
         "planned": 11,
         "created": 11,
         "rejected": 0,
+        "open_until": None,
     }
     assert uploads(app) == []
     assert world.one("SELECT split_source FROM tasks WHERE id = ?", found.id) is None

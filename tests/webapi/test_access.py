@@ -439,3 +439,20 @@ def test_without_a_login_it_answers_to_this_machine(app: AsyncTask, address: str
     for name in ("localhost:5000", "127.0.0.1", "[::1]:80", "shop.localhost"):
         answer = client_of(app).get("/api/tasks", headers={"Host": name}, environ_overrides={"REMOTE_ADDR": address})
         assert answer.status_code == 200, name
+
+
+@pytest.mark.parametrize(
+    ("rights", "status"), [({"read", "submit"}, 200), ({"read", "control"}, 403), ({"read"}, 403)], ids=str
+)
+def test_adding_and_sealing_need_the_right_to_submit(app: AsyncTask, rights: set[str], status: int) -> None:
+    task = app.submit("anything", [1], owner="blue", open=True)
+    other = app.submit("anything", [1], owner="red", open=True)
+    client = create_app(app, authorize=lambda request: User("bob", "blue", rights)).test_client()
+    assert client.post(f"/api/tasks/{task.id}/items", json={"items": [2]}).status_code == status
+    assert client.post(f"/api/tasks/{task.id}/seal").status_code == status
+    for act in ("items", "seal"):
+        body = {"items": [2]} if act == "items" else None
+        assert client.post(f"/api/tasks/{other.id}/{act}", json=body).status_code == (404 if status == 200 else 403)
+    assert task.progress()["split"]["state"] == ("sealed" if status == 200 else "open")
+    if status == 200:
+        assert {each["who"] for each in task.log() if each["action"] in ("added", "sealed")} == {"bob (web 127.0.0.1)"}

@@ -190,7 +190,14 @@ def test_a_strict_list_whose_validation_goes_on_is_answered_202_and_ends_rejecte
     assert task.wait(120)["done"]
     seen = client.get(answer.headers["Location"]).json
     assert (seen["state"], seen["state_reason"]) == ("rejected", "rows_rejected")
-    assert seen["split"] == {"state": "sealed", "reason": None, "planned": 20_000, "created": 0, "rejected": 1}
+    assert seen["split"] == {
+        "state": "sealed",
+        "reason": None,
+        "planned": 20_000,
+        "created": 0,
+        "rejected": 1,
+        "open_until": None,
+    }
     (row,) = client.get(f"/api/tasks/{task.id}/rejected").json["rejected"]
     assert (row["row"], row["errors"][0]["code"]) == (20_000, "too_small")
     report = client.get(f"/api/tasks/{task.id}/report.csv?rows=rejected").get_data(as_text=True)

@@ -100,7 +100,7 @@ const ALLOWED = {
   // A Task over its limit would pause itself again: it goes on with a higher limit, or a retry.
   resume: (p) => p.state === "paused" && p.state_reason !== "too_many_failures",
   cancel: (p) => ["splitting", "running", "paused"].includes(p.state),
-  retry: (p) => (["running", "finished"].includes(p.state) || (p.state_reason === "too_many_failures" && p.split.state !== "splitting")) && p.counts.failed + p.counts.error > 0,
+  retry: (p) => (["running", "finished"].includes(p.state) || (p.state_reason === "too_many_failures" && !["splitting", "open"].includes(p.split.state))) && p.counts.failed + p.counts.error > 0,
   "retry-cancelled": (p) => p.state === "cancelled" && p.done && p.counts.cancelled > 0,
   callbacks: (p) => p.done && p.state_reason === "callback_failed",
 };

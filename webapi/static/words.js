@@ -64,7 +64,7 @@ export function sentence(p) {
   const broken = p.split.state === "failed" ? ` The list could not be read to its end: ${why(p)}` : "";
   const waits = p.retrying ? ` ${rowsThat(p.retrying, "waits", "wait")} for another try${retriedFor(p)}.` : "";
   switch (p.state) {
-    case "splitting": return `Reading the list: ${rows(c.total)} so far.${waits}`;
+    case "splitting": return p.split.state === "open" ? `Open: ${rows(c.total)} so far, and more may be added.${waits}` : `Reading the list: ${rows(c.total)} so far.${waits}`;
     case "running": return running(p) + waits + broken;
     case "paused": return paused(p);
     case "finalizing": return "Every row is done; what is to follow is under way.";
