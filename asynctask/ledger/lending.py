@@ -415,23 +415,19 @@ class _Borrow:
             hints.settle(connection, self.ledger, task)
             return
         if interval:
-            round_ = hints.round_of(task)
-            if not round_["left"]:
-                round_ = {"ranges": [], "again": [], "left": limit, "at": self.now}
+            last = hints.round_of(task)
+            round_ = last if last["left"] else {"ranges": [], "again": [], "left": limit, "at": self.now}
             wanted = min(wanted, round_["left"], limit or 1, MOST_OF_ROUND)
         if task["turning"] is None and task["tolerated_failures"] is not None:  # a retry takes failures back meanwhile
             wanted = _tolerated(connection, task, wanted)
-        taking = None if rate is None else rates.lock_now(connection, rate)
-        if rate is not None:
-            wanted = 0 if taking is None else min(wanted, readiness.permitted(taking.free_at, taking.every, self.now))
-            self.result.is_locked = taking is None
+        taking, wanted = rates.gate(connection, rate, wanted, self.now)
+        self.result.is_locked = rate is not None and taking is None
         self.left = wanted
         if wanted > 0:
             self._lend(gate)
         if taking is not None:
             self.result.opens = taking.take(connection, wanted - self.left, self.now)
-        values = self._noted(round_, wanted - self.left)
-        task |= values
+        task |= (values := self._noted(round_, wanted - self.left))
         found = hints.settle(connection, self.ledger, task, **values)
         self.result.next_at = None if round_ is None else found.due_next
         has_none = not (self.loans or self.claimed or found.ready is not None)

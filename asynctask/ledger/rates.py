@@ -19,7 +19,7 @@ from sqlalchemy import exc
 from sqlalchemy.engine import Connection
 
 from asynctask.clock import SECOND, Time, rfc3339
-from asynctask.core.readiness import RATE_AHEAD, rate_opens, taken
+from asynctask.core.readiness import RATE_AHEAD, permitted, rate_opens, taken
 from asynctask.core.transitions import CLOCKS_DIFFER
 from asynctask.database.notify import notify
 from asynctask.database.retrying import TransactionConflict, repeatable
@@ -172,10 +172,16 @@ _ROW: Final = sa.select(_r.name, _r.every, _r.free_at).where(_r.name == sa.bindp
 _FREE: Final = _ROW.with_for_update(skip_locked=True)
 
 
-def lock_now(connection: Connection, name: str) -> Taking | None:
-    """Locks a limit without a wait; None if another transaction holds it, or it is gone."""
+def gate(connection: Connection, name: str | None, wanted: int, now: int) -> tuple[Taking | None, int]:
+    """How many of ``wanted`` starts the limit of this name permits now, and the limit, locked without a wait. None and 0 if
+    another transaction holds it, or it is gone; None and ``wanted`` without a name."""
+    if name is None:
+        return None, wanted
     row = connection.execute(_ROW if connection.dialect.name == "sqlite" else _FREE, {"name": name}).first()
-    return None if row is None else Taking(str(row.name), int(row.every), int(row.free_at))
+    if row is None:
+        return None, 0
+    found = Taking(str(row.name), int(row.every), int(row.free_at))
+    return found, min(wanted, permitted(found.free_at, found.every, now))
 
 
 # -- what people see and do

@@ -282,19 +282,15 @@ class Picker:
         return max(AHEAD_S - queued, 1e-6 if pool.idle else 0.0)
 
     def _query(self) -> dict[_Turn, list[WorkSource]]:
-        names, workers, now = self._order(), self._workers(), self._ledger.now()
-        with self._ledger.database.read() as connection:
-            offers = lending.pick(
-                connection, self._ledger, names, workers=workers, after=self._shares.last, share=self._share
-            )
+        names, workers, ledger, last = self._order(), self._workers(), self._ledger, self._shares.last
+        now = ledger.now()
+        with ledger.database.read() as connection:
+            offers = lending.pick(connection, ledger, names, workers=workers, after=last, share=self._share)
             paused = lending.paused_queues(connection)
             alone = lending.alone_due(connection, now, {*names} - paused, workers=workers)
             self._due = lending.next_due(connection, now)
         self._pool.gate.hold_back(paused)  # an untracked job is no reason for a check
-        ready, rated = (
-            self._pool.jobs.ready_by_task(),
-            {each.task_id: each.rate for each in offers if each.rate is not None},
-        )
+        ready, rated = self._pool.jobs.ready_by_task(), {each.task_id: each.rate for each in offers if each.rate}
         self._rated = {i: rate for i, rate in self._rated.items() if i in ready} | rated
         order = {name: number for number, name in enumerate(names)}
         found: dict[_Turn, list[WorkSource]] = defaultdict(list)
