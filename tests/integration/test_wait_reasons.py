@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -89,12 +90,14 @@ def test_processes_that_do_not_answer_are_named_with_the_rows_that_they_hold(wor
     held(world, attended)
     identity = attended.ledger.identity
     reason = attended.operations.wait_reasons(lent.id)[0]
-    assert reason.message == f"3 rows are held by the process {identity}, which has not answered for 40 s"
+    assert re.fullmatch(
+        rf"3 rows are held by the process {re.escape(identity)}, which has not answered for \d+ s", reason.message
+    )
     assert "kill -9 1 on" in reason.mend
     assert codes(attended, lent) == codes(attended, claimed) == ["held", "held"], "nobody else works the queue"
     assert only(attended, waiting)[:2] == ("held", "The processes that work the queue default do not answer")
     (process,) = attended.operations.processes()
-    assert (process["alive"], round(process["held_s"] or 0)) == (True, 40)
+    assert (process["alive"], (process["held_s"] or 0) >= 40) == (True, True)
     processes.beat(attended.ledger, lease_s=600)
     assert codes(attended, lent) == codes(attended, claimed) == []
     (process,) = attended.operations.processes()
