@@ -442,7 +442,9 @@ def test_without_a_login_it_answers_to_this_machine(app: AsyncTask, address: str
 
 
 @pytest.mark.parametrize(
-    ("rights", "status"), [({"read", "submit"}, 200), ({"read", "control"}, 403), ({"read"}, 403)], ids=str
+    ("rights", "status"),
+    [({"read", "submit"}, 200), ({"read", "control"}, 403), ({"read"}, 403)],
+    ids=["submits", "controls", "reads"],
 )
 def test_adding_and_sealing_need_the_right_to_submit(app: AsyncTask, rights: set[str], status: int) -> None:
     task = app.submit("anything", [1], owner="blue", open=True)
