@@ -380,9 +380,9 @@ def _rows(connection: Connection, task_ids: Sequence[int], since: int) -> list[d
 
 
 def progress(connection: Connection, task_ids: Sequence[int], now: int) -> list[dict[str, Any]]:
-    """The progress objects of these Tasks, newest first; unknown ids are left out. That of one Task is read by one
-    statement, those of several by one, and one more for each of them with rows that wait for a retry. One
-    more reads what all that have children sum."""
+    """The progress objects of these Tasks, newest first; unknown ids are left out. One statement reads those of one Task
+    or of several. Of several, one more reads the errors of each Task with rows that wait for a retry. If any has children,
+    one more reads the sums of all these."""
     found: dict[int, dict[str, Any]] = {}
     task_ids = [in_range(task_id) for task_id in task_ids]
     failures: dict[int, list[Any]] = {}
