@@ -26,14 +26,19 @@ def block(title: str) -> str:
     return str(re.findall(r"```python\n(.*?)```", section, re.DOTALL)[0])
 
 
-def test_sentry_gets_the_errors_that_nobody_tries_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sentry_gets_the_errors_that_nobody_tries_again(
+    world: World, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     sent: list[Any] = []
 
     class Kept(Transport):
         def capture_envelope(self, envelope: Any) -> None:
             sent.append(envelope)
 
-    monkeypatch.setattr(sentry_sdk, "init", functools.partial(sentry_sdk.init, transport=Kept))
+    # Those that enable themselves put Sentry around Huey, RQ and others for the rest of this process.
+    init = functools.partial(sentry_sdk.init, transport=Kept, auto_enabling_integrations=False)
+    monkeypatch.setattr(sentry_sdk, "init", init)
+    request.addfinalizer(lambda: sentry_sdk.get_global_scope().set_client(None))
     app = world.app()
 
     @app.worker(retry=1, retry_in=lambda *_: 0)
