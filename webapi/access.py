@@ -64,6 +64,11 @@ def right_for(endpoint: str, method: str) -> str:
     return "read" if method in ("GET", "HEAD", "OPTIONS") else "operate"
 
 
+def may_see(user: User, endpoint: str) -> bool:
+    """Whether a user may see a page that names no Task and no job."""
+    return endpoint in PUBLIC or (user.may("read") and (user.sees_all or (user.task_id is None and endpoint in OWN)))
+
+
 def current_user() -> User:
     """Who sends the request."""
     found = g.get("user", _ANYBODY)

@@ -1,0 +1,106 @@
+"""The pages: a form to submit a list, a page for each Task, the single jobs. ``webapi/static`` fetches what changes."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from apiflask import APIBlueprint
+from flask import render_template, request, url_for
+from flask.typing import ResponseReturnValue
+
+from asynctask.access import User
+from asynctask.errors import NotFound
+from asynctask.lists.readers.opening import FORMATS
+from webapi import access, openapi, workers
+from webapi.context import TASK_PAGES, asynctask_app, find_progress, reader_locale, tag
+
+blueprint: Final = APIBlueprint("pages", __name__, enable_openapi=False)
+
+
+class Entry(NamedTuple):
+    """An entry of the navigation. ``pages``: the endpoints that it marks as current; the first is its target."""
+
+    name: str
+    pages: tuple[str, ...]
+
+
+NAVIGATION: Final = (
+    Entry("Tasks", ("pages.home", "pages.task")),
+    Entry("Jobs", ("pages.jobs", "pages.job")),
+    Entry("API", ("pages.docs",)),
+)
+
+
+def _entries(user: User) -> list[Entry]:
+    """The entries whose pages the user may see."""
+    return [] if user.task_id is not None else [each for each in NAVIGATION if access.may_see(user, each.pages[0])]
+
+
+@blueprint.context_processor
+def _of_reader() -> dict[str, Any]:
+    """What each page depends on: the language of the reader's messages, and what the reader may do."""
+    user = access.current_user()
+    return {
+        "locale": tag(reader_locale()),
+        "may_submit": user.may("submit"),
+        "may_control": user.may("control"),
+        "may_operate": user.may("operate"),
+        "sees_all": user.sees_all,
+        "may_list": user.task_id is None,
+        "navigation": _entries(user),
+    }
+
+
+@blueprint.errorhandler(NotFound)
+def missing(_: Exception) -> ResponseReturnValue:
+    """The page of a Task or a job that does not exist, or not for the reader."""
+    named = request.view_args or {}
+    if "job_id" in named:
+        kind, name, every = "job", named["job_id"][:64], url_for("pages.jobs")
+    else:
+        kind, name, every = "Task", named.get("task_id"), url_for("pages.home")
+    return render_template("missing.html", kind=kind, name=name, all_url=every), 404
+
+
+@blueprint.get("/")
+def home() -> ResponseReturnValue:
+    """The form and the recent Tasks."""
+    app = asynctask_app()
+    suffixes = [suffix for each in FORMATS.values() for suffix in each.suffixes]
+    takes_lists = app.list_workers()
+    return render_template(
+        "home.html",
+        workers=[each for each in workers.registered(app) if each["name"] in takes_lists],
+        max_file_bytes=app.config.max_file_bytes,
+        formats=list(FORMATS),
+        suffixes=suffixes,
+    )
+
+
+@blueprint.get(f"{TASK_PAGES}/<int:task_id>")
+def task(task_id: int) -> ResponseReturnValue:
+    """One Task."""
+    progress = find_progress(task_id)
+    worker = progress["worker"]
+    takes_lists = worker in asynctask_app().list_workers()
+    return render_template("task.html", task_id=task_id, title=progress["title"], worker=worker, takes_lists=takes_lists)
+
+
+@blueprint.get("/jobs")
+def jobs() -> ResponseReturnValue:
+    """The jobs without a Task, and the queues."""
+    return render_template("jobs.html", workers=sorted(asynctask_app().workers))
+
+
+@blueprint.get("/jobs/<job:job_id>")
+def job(job_id: str) -> ResponseReturnValue:
+    """One job."""
+    return render_template("job.html", job_id=job_id, worker=asynctask_app().event(job_id)["worker_name"])
+
+
+@blueprint.get("/docs")
+def docs() -> ResponseReturnValue:
+    """The OpenAPI document, for people; without anything from other sites."""
+    found = openapi.document()
+    paths = {request.script_root + path: operations for path, operations in found["paths"].items()}
+    return render_template("docs.html", spec={**found, "paths": paths}, spec_url=url_for("openapi.spec"))
