@@ -23,7 +23,7 @@ from support.browser import sheet
 from support.proxy import AFTER, Proxy
 from support.serving import PATIENCE_S, ROOT, Shop, children, get
 
-from asynctask import __version__
+from asynctask import AsyncTask, __version__
 from asynctask.testing import wait_for
 from asynctask.testing.servers import free_port
 
@@ -65,7 +65,10 @@ def test_a_page_of_another_origin_uploads_and_follows_through_the_death_of_worke
 ) -> None:
     api, port = free_port(), free_port()
     url, origin = f"http://127.0.0.1:{api}", f"http://127.0.0.1:{port}"
-    shop = Shop(tmp_path, tokens=f"shop:read,submit@acme={SECRET}", allowed_origins=origin, heartbeat_s=0.5, lease_s=2.0)
+    tokens, link_secret = f"shop:read,submit@acme={SECRET}", "a-secret-for-links-that-nobody-guesses"
+    shop = Shop(tmp_path, tokens=tokens, link_secret=link_secret, allowed_origins=origin, heartbeat_s=0.5, lease_s=2.0)
+    requests: list[str] = []
+    page.on("request", lambda request: requests.append(request.url))
     file = sheet(tmp_path / "list.xlsx", *((f"OK-{n}", n, "red") for n in range(1, 11)))
     upload, said = page.locator("asynctask-upload"), page.locator("#said")
     start = page.get_by_role("button", name="Start")
@@ -78,6 +81,7 @@ def test_a_page_of_another_origin_uploads_and_follows_through_the_death_of_worke
             expect(said).to_have_text("Task 1")
             shop.open_gate(3)
             expect(page.get_by_role("progressbar", name="list")).to_have_attribute("aria-valuenow", "30")
+            assert f"{url}/api/tasks/1" not in requests, "the stream is enough"
             for pid in children(worker.pid):
                 os.kill(pid, signal.SIGKILL)
         expect(upload).to_contain_text("No connection; it is tried again")
@@ -86,6 +90,8 @@ def test_a_page_of_another_origin_uploads_and_follows_through_the_death_of_worke
             expect(said).to_have_text("10 of 10 rows are enrolled.")
             expect(upload).to_contain_text("Finished · 100 % · 10 / 10")
             module = f"{url}/client/{__version__}/asynctask.js"
+            with closing(AsyncTask(environ=shop.environ)) as app:
+                assert page.evaluate(asked("m.follow(1, { token: given[0] })"), [module, app.link(1)])["done"] is True
             refused = page.evaluate(asked("m.follow(1, { token: 'forged' })"), [module])
             assert (refused["status"], refused["code"], refused["final"]) == (401, "unauthorized", True)
             upload.evaluate("each => each.setAttribute('token', 'forged')")
@@ -156,6 +162,22 @@ def test_where_no_stream_gets_through_it_polls_as_the_server_says_and_ends_with_
     assert waited[0] >= 1.9, "Retry-After"
     assert min(waited[1:3]) >= 1.4, "poll_after_ms, also for the one that was not held"
     assert waited[3] >= 0.4, "one that was held is not followed by the next at once"
+
+
+def test_three_tasks_hold_connections_and_those_beyond_poll(page: Page, web_alone: str) -> None:
+    """Over HTTP/1.1 a browser has six for all its tabs: with a stream for each of six, the page could send nothing more."""
+    page.goto(f"{web_alone.rstrip('/')}/docs")
+    asked_for: list[str] = []
+
+    def hold_streams(route: Route) -> None:
+        asked_for.append(urlsplit(route.request.url).path.removeprefix("/api/tasks/"))
+        if not asked_for[-1].endswith("/stream"):
+            answer(200, progress(1, done=True), ETag='"1"')(route)
+
+    page.route("**/api/tasks/**", hold_streams)
+    script = "{ const all = [1, 2, 3, 4, 5].map((id) => m.follow(id)); await all[3]; await all[4]; }"
+    page.evaluate(asked(script), [MODULE])
+    assert sorted(asked_for) == ["1/stream", "2/stream", "3/stream", "4", "5"]
 
 
 def test_a_hidden_page_asks_nothing_and_a_visible_one_again(clocked_page: Page, web_alone: str) -> None:

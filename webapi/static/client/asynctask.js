@@ -256,8 +256,8 @@ export async function follow(id, { url = HOME, token, onChange, onTrouble, signa
 const STYLE = `:host { display: block; font: inherit }
 [hidden] { display: none }
 p, ul { margin: .3em 0 0 }
-[part=bar] { display: flex; height: var(--asynctask-height, .5em); overflow: hidden; border: 1px solid transparent;
-  border-radius: var(--asynctask-radius, 1em); background: var(--asynctask-track, #8884) }
+[part=bar] { display: flex; height: var(--asynctask-height, .5em); margin-top: .4em; overflow: hidden;
+  border: 1px solid transparent; border-radius: var(--asynctask-radius, 1em); background: var(--asynctask-track, #8884) }
 [part~=fill] { width: 0; forced-color-adjust: none }
 [part~=finish] { background: var(--asynctask-finish, #2e7d32) }
 [part~=failed] { background: var(--asynctask-failed, #b26a00) }
@@ -390,6 +390,8 @@ export class AsyncTaskUpload extends Base {
     if (!this.#sending.hidden) return; // a second click
     const asked = this.begin();
     this.#problem.replaceChildren();
+    this.#task.hidden = true; // that of the list before
+    this.#task.removeAttribute("task");
     Object.assign(this.#sending, { hidden: false, value: 0 });
     try {
       const onProgress = (share) => { this.#sending.value = share; };
