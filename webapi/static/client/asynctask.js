@@ -201,26 +201,28 @@ const [STREAM, POLL] = [0, 2]; // a long poll is between
 export async function follow(id, { url = HOME, token, onChange, onTrouble, signal } = {}) {
   const task = api(url, `/${encodeURIComponent(id)}`);
   let [last, tag] = [null, null];
+  let [way, wait, failures, streams, patience] = [STREAM, 0, 0, 0, 30_000];
   const take = (progress, now) => {
+    if (way === STREAM) patience = 30_000; // it gets through
     if (now !== tag) queueMicrotask(() => onChange?.(progress)); // what it throws does not end this
     [last, tag] = [progress, now];
     return last.done;
   };
 
   /** Asks once. Returns the milliseconds to wait before the next time. */
-  const once = async (way, init) => {
-    if (way === STREAM) {
+  const once = async (how, init) => {
+    if (how === STREAM) {
       await stream(task, tag, init, take);
       return 2_000;
     }
-    const [before, began, query] = [tag, Date.now(), way < POLL && tag ? "?wait=20" : ""];
+    const [before, began, query] = [tag, Date.now(), how < POLL && tag ? "?wait=20" : ""];
     const { data, headers } = await request(`${task}${query}`, { ...init, ms: 40_000, has: ["counts"], etag: tag && `W/"${tag}"` });
     if (data) take(data, /"(.*)"/.exec(headers.get("ETag"))?.[1] ?? `${data.generation}.${data.version}`);
     const held = query && headers.get("Asynctask-Held") !== "no" && (tag !== before || Date.now() - began > 1_000);
     return held ? 500 : Math.max(250, last.poll_after_ms);
   };
 
-  for (let [way, wait, failures, streams, patience] = [STREAM, 0, 0, 0, 30_000]; ; ) {
+  for (;;) {
     await sleep(wait, signal);
     const round = new AbortController(); // a page that nobody sees holds no request
     const hide = () => PAGE.hidden && round.abort();
@@ -233,7 +235,6 @@ export async function follow(id, { url = HOME, token, onChange, onTrouble, signa
       if (failures > 1) onTrouble?.(null);
       failures = 0;
       if (last?.done) return last;
-      if (now === STREAM) patience = 30_000;
     } catch (error) {
       signal?.throwIfAborted();
       if (round.signal.aborted) wait = 0;
@@ -254,7 +255,7 @@ export async function follow(id, { url = HOME, token, onChange, onTrouble, signa
 // -- Elements. Data goes in as text only; styles go in as a constructed sheet, which a Content-Security-Policy permits.
 
 const STYLE = `:host { display: block; font: inherit }
-[hidden] { display: none }
+:host([hidden]), [hidden] { display: none }
 p, ul { margin: .3em 0 0 }
 [part=bar] { display: flex; height: var(--asynctask-height, .5em); margin-top: .4em; overflow: hidden;
   border: 1px solid transparent; border-radius: var(--asynctask-radius, 1em); background: var(--asynctask-track, #8884) }
@@ -263,7 +264,7 @@ p, ul { margin: .3em 0 0 }
 [part~=failed] { background: var(--asynctask-failed, #b26a00) }
 [part~=error] { background: var(--asynctask-error, #c62828) }
 [part~=cancelled] { background: var(--asynctask-cancelled, #757575) }
-[part=problem] { color: var(--asynctask-error, #c62828) }
+[part=problem]:not(:empty) { margin-top: .4em; padding-inline-start: .6em; border-inline-start: .25em solid var(--asynctask-error, #c62828) }
 [part=live] { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%) }`;
 
 const KINDS = ["finish", "failed", "error", "cancelled"];
