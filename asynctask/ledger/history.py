@@ -81,17 +81,17 @@ def count(ledger: Ledger, written: Iterable[Write]) -> None:
         if record is None or transition is None or transition.before is None or not transition.after.items:
             continue
         before, after = transition.before, transition.after
-        finish, failed, error = (
-            after.n_finish - before.n_finish, after.n_failed - before.n_failed, after.n_error - before.n_error,
-        )  # fmt: skip
-        retried = transition.reason is Reason.RETRY
-        if not retried and finish <= 0 and failed <= 0 and error <= 0:
+        finish, failed = after.n_finish - before.n_finish, after.n_failed - before.n_failed
+        error, retried = after.n_error - before.n_error, int(transition.reason is Reason.RETRY)
+        if finish <= 0 and failed <= 0 and error <= 0 and not retried:
             continue
         key = (at, record.queue, record.worker_name)
         if (row := rows.get(key)) is None:
             row = rows[key] = [0] * len(_COUNTS)
-        for place, number in enumerate((finish, failed, error, int(retried))):
-            row[place] += max(0, number)
+        row[0] += finish if finish > 0 else 0  # faster than max()
+        row[1] += failed if failed > 0 else 0
+        row[2] += error if error > 0 else 0
+        row[3] += retried
         if each.seconds is not None:
             row[len(_ENDS) + bisect_left(BOUNDS_S, each.seconds)] += 1
     if rows:

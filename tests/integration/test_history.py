@@ -8,13 +8,15 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from support.borrowing import borrow
 from support.world import World, mixed, numbers
 
 from asynctask import AsyncTask
 from asynctask.clock import SECOND, from_datetime
+from asynctask.core.transitions import POISON_DEATHS
 from asynctask.errors import InputError, LedgerUnavailable
 from asynctask.figures import MOST_ROWS, OTHERS, Minutes
-from asynctask.ledger import history
+from asynctask.ledger import history, processes
 from asynctask.ledger.history import BOUNDS_S, MINUTE, History, HistorySeries
 from asynctask.testing import drain, wait_for
 
@@ -80,11 +82,20 @@ def test_the_sums_of_several_processes_are_those_of_the_events_even_after_a_kill
     os.kill(workers[0].pid, signal.SIGKILL)
     world.open_gate()
     assert gated.wait(120)["counts"]["finish"] == 8
-    poison = app.submit("deadly", numbers(1, deaths=9))
-    supervisor = world.cli("kill_app", "worker", "-p", "1", "-c", "1")
-    assert poison.wait(120)["counts"]["error"] == 1, "maintenance has recorded it"
     wait_for(lambda: sums(app.history())[None] == recorded(world), "what was written before a kill stays")
-    supervisor.terminate()
+    workers[1].terminate()
+
+
+@pytest.mark.one_database(reason="the counts come from the transition, whose write is tested on each")
+def test_an_item_whose_processes_died_counts_as_an_error_of_its_minute(world: World) -> None:
+    app = world.app()
+    task = app.submit("note", numbers(2))
+    borrow(app.ledger, task.id)
+    world.sql("UPDATE events SET status = 'working', process = 'doomed', deaths = ? WHERE seq = 0", POISON_DEATHS - 1)
+    processes.recover_events(app.ledger, "doomed")
+    assert task.progress()["counts"]["error"] == 1
+    history.write(app.ledger)
+    assert sums(app.history(by="worker")) == {"note": (0, 0, 1, 0)}
 
 
 @pytest.mark.one_database(reason="what a process has in memory is the same on each")
@@ -111,13 +122,16 @@ def test_what_drain_performs_is_in_the_history_with_its_run_times(world: World) 
     drain(app)
     slow, fast = (only(app.history(worker=name))["total"] for name in ("order", "note"))
     assert slow["p50_s"] is not None
-    assert fast["p95_s"] is not None
+    assert slow["p95_s"] is not None
+    assert fast["p50_s"] is not None
     assert 0.004 <= slow["p50_s"] <= slow["p95_s"]
     assert fast["p50_s"] < slow["p50_s"]
 
 
 @pytest.mark.one_database(reason="the ledger is away before any database is asked")
-def test_counts_that_cannot_be_written_are_kept_for_the_next_heartbeat(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts_that_cannot_be_written_are_kept_for_the_next_heartbeat(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     app = world.app()
     ledger, key = app.ledger, (app.ledger.now() // MINUTE * MINUTE, "default", "note")
     ledger.minutes.add({key: [2, 1] + [0] * 37})
@@ -187,7 +201,11 @@ def test_steps_are_of_equal_length_where_clocks_change_and_an_answer_is_bounded(
     app = world.app()
     # In most of Europe, 2026-03-29 has 23 hours.
     found = app.history(datetime.fromisoformat("2026-03-29T00:00+01:00"), datetime.fromisoformat("2026-03-30T00:00+02:00"))
-    assert (found["since"], found["until"], found["step_s"]) == ("2026-03-28T23:00:00.000Z", "2026-03-29T22:00:00.000Z", 300)
+    assert (found["since"], found["until"], found["step_s"]) == (
+        "2026-03-28T23:00:00.000Z",
+        "2026-03-29T22:00:00.000Z",
+        300,
+    )
     assert len(only(found)["finish"]) == 23 * 12
     assert app.history(NOON - timedelta(minutes=500), NOON)["step_s"] == 60
     assert app.history(NOON - timedelta(minutes=501), NOON)["step_s"] == 300
