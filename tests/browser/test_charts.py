@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from pathlib import Path
+
 import pytest
 from playwright.sync_api import Page, expect
+from support.browser import hand_in, sheet
+from support.serving import Shop
+
+from asynctask import AsyncTask
+from asynctask.testing import wait_for
 
 pytestmark = pytest.mark.needs_browser
 
@@ -49,3 +57,16 @@ def test_a_chart_shows_values_gaps_and_marks_and_says_what_it_shows(page: Page, 
     expect(page.get_by_role("img", name="One minute").locator(".area")).to_have_attribute("d", "M1 100V3.0L1.5 3.0H2V100")
     expect(page.get_by_role("img", name="Nothing yet")).to_be_visible()
     assert page.locator("main").evaluate("main => main.scrollWidth <= main.clientWidth")
+
+
+def test_each_queue_shows_what_ended_in_the_last_hour(page: Page, open_shop: tuple[Shop, str], tmp_path: Path) -> None:
+    shop, url = open_shop
+    rows = [(f"{'NO' if n % 5 == 0 else 'OK'}-{n}", n, "red") for n in range(1, 11)]
+    hand_in(page, url, sheet(tmp_path / "products.xlsx", *rows), "gated")
+    shop.open_gate(9)
+    ended = page.locator("#queues").get_by_role("img", name="9 rows have ended in the last hour")
+    with closing(AsyncTask(environ=shop.environ)) as app:
+        wait_for(lambda: sum(app.history()["series"][0]["total"][k] for k in ("finish", "failed")) >= 9, "it is written")
+    page.goto(f"{url}/jobs")
+    expect(ended).to_be_visible()
+    shop.open_gate(10)
