@@ -33,7 +33,18 @@ NOT_KERNEL = {
     "asynctask.middleware.contrib",
     *(
         f"asynctask.ledger.{name}"
-        for name in ("queries", "progress", "doctor", "purge", "corrections", "children", "schedules", "rates", "additions")
+        for name in [
+            "queries",
+            "progress",
+            "doctor",
+            "purge",
+            "corrections",
+            "children",
+            "schedules",
+            "rates",
+            "additions",
+            "search",
+        ]
     ),
 }
 
