@@ -494,7 +494,11 @@ def all_good(rows: Iterable[NewItem | Rejected], max_rows: int) -> Iterator[tupl
         if rejected:
             raise rows_rejected(rejected, total, tuple(problems))
         spool.seek(0)
-        yield total, (NewItem(*said[:-1], search=said[-1]) for said in map(loads, spool))
+        kept = map(loads, spool)
+        yield (
+            total,
+            (NewItem(params, row, job, options, key, search=found) for params, row, job, options, key, found in kept),
+        )
 
 
 # -- duplicates in the fields of the option unique
