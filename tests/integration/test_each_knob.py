@@ -679,7 +679,8 @@ NO_OPERATION: Final = {
             "context, counts, error_groups, events, log, progress, refusal, refusal_object, rejects, report, state, wait",
         )
         | _prefixed(
-            "asynctask ", "tasks, show, watch, jobs, job, search, workers, config, doctor, report, result, template, db check"
+            "asynctask ",
+            "tasks, show, watch, jobs, job, search, workers, config, doctor, report, result, template, db check",
         )
         | _prefixed(
             "asynctask ",

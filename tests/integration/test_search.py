@@ -7,17 +7,28 @@ import json
 from typing import Any
 from urllib.parse import quote
 
+import dramatiq
 import pytest
+from celery import Celery
+from dramatiq.brokers.stub import StubBroker
+from huey import MemoryHuey
 from pydantic import BaseModel, SecretStr
+from redis import Redis
 from support.world import World
 
 from asynctask import AsyncTask
 from asynctask.access import User
 from asynctask.cli.root import run
 from asynctask.errors import AsyncTaskError, ConfigError, InputError
+from asynctask.integrations import celery as on_celery
+from asynctask.integrations import dramatiq as on_dramatiq
+from asynctask.integrations import huey as on_huey
+from asynctask.integrations import rq as on_rq
 from asynctask.ledger import queries
 from asynctask.testing import wait_for
 from webapi import create_app
+
+pytestmark = pytest.mark.one_database(reason="the statements of a search are those of the tests that run on each")
 
 
 class Product(BaseModel):
@@ -177,7 +188,19 @@ def test_any_text_is_found_and_none_is_a_pattern(world: World) -> None:
 
 def test_numbers_lists_and_what_has_no_value(world: World) -> None:
     app = searched(world)
-    items = [7, 7.0, "7", True, None, "", [7, "seven", ["deep"], {"in": "side"}], {"x": "object"}, 1e300, 10**19, "2026-11-28"]
+    items = [
+        7,
+        7.0,
+        "7",
+        True,
+        None,
+        "",
+        [7, "seven", ["deep"], {"in": "side"}],
+        {"x": "object"},
+        1e300,
+        10**19,
+        "2026-11-28",
+    ]
     task = app.submit("check", [{"sku": value} for value in items])
     app.submit("check", [{"other": "7"}, ["7"], "7", 7])
     sevens = [(task.id, 7), (task.id, 3), (task.id, 2), (task.id, 1)]
@@ -262,6 +285,47 @@ def test_a_worker_says_which_fields_it_has(world: World) -> None:
         with pytest.raises(ConfigError, match=words):
             app.worker(**options)(target)  # type: ignore[call-overload]
     assert app.worker(search=["name", "name"])(account).search == ("name",)
+
+
+# -- jobs of attached engines
+
+
+def sold(item: dict[str, Any]) -> None:
+    """A task, where RQ can import it."""
+
+
+def test_a_task_of_an_attached_engine_has_the_same_option(world: World) -> None:
+    """No Redis answers: the lists wait in the ledger, and the single jobs in memory."""
+    app, celery, broker, huey = (
+        world.app(),
+        Celery("shop", broker="redis://localhost:1/0"),
+        StubBroker(),
+        MemoryHuey("shop"),
+    )
+    on_celery.attach(celery, app)
+    on_dramatiq.attach(broker, app)
+    on_huey.attach(huey, app)
+    rq = on_rq.attach(Redis(port=1), app, serializer="json")
+    celery.task(name="by_celery", shared=False, search="sku")(sold)
+    actor = dramatiq.actor(broker=broker, actor_name="by_dramatiq", search=["sku"])(sold)
+    task = huey.task(name="by_huey", search=["sku"])(sold)
+    rq.job("default", name="by_rq", search=["sku"])(sold)
+    names = ["by_celery", "by_dramatiq", "by_huey", "by_rq"]
+    tasks = [app.submit(name, skus("other", "SKU-7")) for name in names]
+    assert places(app, "sku-7") == [(each.id, 2) for each in reversed(tasks)]
+    actor.send({"sku": "SKU-7"})
+    task({"sku": "SKU-7"})
+    actor.send("SKU-7")
+    alone = [each for each in app.search("sku-7").events if each["task_id"] is None]
+    assert [(each["worker"], each["value"]) for each in alone] == [("by_huey", "SKU-7"), ("by_dramatiq", "SKU-7")]
+
+    class Searching(celery.Task):  # type: ignore[misc,name-defined]
+        def search(self) -> None: ...
+
+    celery.task(name="of_a_class", shared=False, base=Searching)(sold)
+    assert app.workers["of_a_class"].search == ()
+    with pytest.raises(on_dramatiq.ActorRefused, match="names 6 fields"):
+        dramatiq.actor(broker=broker, actor_name="many", search=list("abcdef"))(sold)
 
 
 # -- over HTTP, and the command line

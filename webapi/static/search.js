@@ -40,8 +40,8 @@ function draw({ events, links }) {
   const more = links.next === null ? null : new URL(links.next, location.href).searchParams.get("after");
   if (events.length) setText($("#summary"), events.length === 1 ? "1 job on this page." : `${count(events.length)} jobs on this page.`);
   else if (more !== null || after) setText($("#summary"), "No job on this page.");
-  else if (q.trimEnd().endsWith("*")) setText($("#summary"), "No job has a value that begins so.");
-  else $("#summary").replaceChildren("No job has this value. ", el("a", { href: address({ q: `${q.trimEnd()}*` }) }, "Search for values that begin so"));
+  else if (q.trimEnd().endsWith("*")) setText($("#summary"), "No job has a value that begins with it.");
+  else $("#summary").replaceChildren("No job has this value. ", el("a", { href: address({ q: `${q.trimEnd()}*` }) }, "Search for values that begin with it"));
   $("#pages").replaceChildren(...[
     after && el("a", { class: "button ghost", href: address({ after: null }) }, "← First page"),
     more !== null && el("a", { class: "button ghost", href: address({ after: more }) }, "Next page →"),
