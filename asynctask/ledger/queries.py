@@ -384,7 +384,7 @@ def search_page(
     read, size, more = 0, limit + 1, True
     while more and len(hits) < limit and read < _MOST_READ:
         with database.read() as connection:
-            rows = search.after(connection, wanted, place, size)
+            rows = search.behind(connection, wanted, place, size)
             its = [row for row in rows if field is None or row.field == field]
             hits += search.visible(connection, its, worker=worker, owner=owner)
         if rows:

@@ -192,7 +192,7 @@ class Hit(NamedTuple):
 _ROW: Final = sa.select(_s.id, _s.value, _s.field, _s.row)
 
 
-def after(connection: Connection, wanted: Wanted, place: Place, limit: int) -> list[Any]:
+def behind(connection: Connection, wanted: Wanted, place: Place, limit: int) -> list[Any]:
     """The next rows behind a place, at most ``limit``. Both queries are ranges of the index, read in its order."""
     same = _ROW.where(_s.value == place.value, _s.id < place.id).order_by(_s.id.desc()).limit(limit)
     found = list(connection.execute(same))

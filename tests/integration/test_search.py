@@ -283,7 +283,7 @@ def test_a_worker_says_which_fields_it_has(world: World) -> None:
         ({"search": "a", "use_task_event": False}, "must be tracked", plain),
     ):
         with pytest.raises(ConfigError, match=words):
-            app.worker(**options)(target)  # type: ignore[call-overload]
+            app.worker(**options)(target)
     assert app.worker(search=["name", "name"])(account).search == ("name",)
 
 
@@ -315,7 +315,6 @@ def test_a_task_of_an_attached_engine_has_the_same_option(world: World) -> None:
     assert places(app, "sku-7") == [(each.id, 2) for each in reversed(tasks)]
     actor.send({"sku": "SKU-7"})
     task({"sku": "SKU-7"})
-    actor.send("SKU-7")
     alone = [each for each in app.search("sku-7").events if each["task_id"] is None]
     assert [(each["worker"], each["value"]) for each in alone] == [("by_huey", "SKU-7"), ("by_dramatiq", "SKU-7")]
 
