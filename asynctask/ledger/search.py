@@ -10,7 +10,7 @@ Values are compared in one form, :func:`normal`, which :data:`MAX_VALUE` bounds.
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final, NamedTuple, Self
@@ -189,7 +189,7 @@ class Hit(NamedTuple):
     title: str | None
 
 
-_ROW: Final = sa.select(_s.id, _s.value, _s.field, _s.row)
+_ROW: Final = sa.select(_s.id, _s.value, _s.field, _s.task_id, _s.seq, _s.row)
 
 
 def behind(connection: Connection, wanted: Wanted, place: Place, limit: int) -> list[Any]:
@@ -202,26 +202,26 @@ def behind(connection: Connection, wanted: Wanted, place: Place, limit: int) -> 
     return found
 
 
-def visible(connection: Connection, rows: Iterable[Any], *, worker: str | None, owner: str | None) -> list[Hit]:
+def visible(connection: Connection, rows: Sequence[Any], *, worker: str | None, owner: str | None) -> list[Hit]:
     """Those of these rows whose Event is still there, of this worker and of a Task of this owner, if given; in order."""
-    known = {int(row.id): row for row in rows}
-    if not known:
-        return []
-    named = batches.among(connection, _s.id, list(known))
-    of_task = (
-        sa.select(_s.id, _e.id, _t.title)
-        .join_from(search_values, tasks, _t.id == _s.task_id)
-        .join(events, (_e.task_id == _s.task_id) & (_e.seq == _s.seq))
-        .where(named, sa.func.coalesce(_t.turning, "") != PURGING)
-    )
-    alone = sa.select(_s.id, _e.id, sa.null()).join_from(search_values, events, _e.id == _s.seq)
-    alone = alone.where(named, _s.task_id.is_(None), _e.task_id.is_(None))
-    if worker is not None:
-        of_task = of_task.where(sa.func.coalesce(_e.worker_name, _t.worker_name) == worker)
-        alone = alone.where(_e.worker_name == worker)
-    if owner is not None:
-        of_task = of_task.where(_t.owner == owner)
-    found = {int(i): (int(event_id), title) for i, event_id, title in connection.execute(of_task)}
-    if owner is None:  # a job without a Task has no owner
-        found |= {int(i): (int(event_id), title) for i, event_id, title in connection.execute(alone)}
-    return [Hit(Place(i, row.value), row.field, row.row, *found[i]) for i, row in known.items() if i in found]
+    found: dict[int, tuple[int, str | None]] = {}
+    if of_task := [int(row.id) for row in rows if row.task_id is not None]:
+        its = (
+            sa.select(_s.id, _e.id, _t.title)
+            .join_from(search_values, tasks, _t.id == _s.task_id)
+            .join(events, (_e.task_id == _s.task_id) & (_e.seq == _s.seq))
+            .where(batches.among(connection, _s.id, of_task), sa.func.coalesce(_t.turning, "") != PURGING)
+        )
+        if worker is not None:
+            its = its.where(sa.func.coalesce(_e.worker_name, _t.worker_name) == worker)
+        if owner is not None:
+            its = its.where(_t.owner == owner)
+        found = {int(i): (int(event_id), title) for i, event_id, title in connection.execute(its)}
+    alone = {int(row.seq) for row in rows if row.task_id is None}
+    if alone and owner is None:  # a job without a Task has no owner
+        theirs = sa.select(_e.id).where(batches.among(connection, _e.id, alone), _e.task_id.is_(None))
+        if worker is not None:
+            theirs = theirs.where(_e.worker_name == worker)
+        there = set(connection.execute(theirs).scalars())
+        found |= {int(row.id): (int(row.seq), None) for row in rows if row.task_id is None and row.seq in there}
+    return [Hit(Place(int(row.id), row.value), row.field, row.row, *found[row.id]) for row in rows if row.id in found]

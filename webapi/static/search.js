@@ -49,7 +49,7 @@ function draw({ events, links }) {
   show($("#pages"), $("#pages").children.length > 0);
 }
 
-if (asked().has("q") && $("#find")) {
+if (asked().has("q")) {
   setText($("#summary"), "Searching…");
   const done = await attempt($("#problem"), $("#find button"), async () => draw(await call(`${search}?${asked()}&limit=${PAGE}`, { has: "events" })));
   if (!done) setText($("#summary"), "");
