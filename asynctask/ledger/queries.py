@@ -362,7 +362,7 @@ class Found(NamedTuple):
 
 
 _READ_AT_ONCE: Final = 1_000
-_MOST_READ: Final = 20_000
+_MOST_READ: Final = 10_000
 """Most values that are read for one page, however few of them are of the field, the worker and the owner asked for."""
 
 
