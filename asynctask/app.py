@@ -41,6 +41,7 @@ from asynctask.ledger.progress import Changed
 from asynctask.ledger.purge import Old, Purge, Purged, count_old
 from asynctask.ledger.rates import declared as declared_rates
 from asynctask.ledger.schedules import MISSED, Missed, Schedule, Schedules, Ticks
+from asynctask.ledger.search import Wanted
 from asynctask.ledger.tasks import NewCallback, TaskRow
 from asynctask.lists.dry_run import DryRun
 from asynctask.lists.items import MIXED, ItemShape, MixedShape
@@ -90,8 +91,8 @@ if TYPE_CHECKING:
 
 EVENTS = ("startup", "quiet", "shutdown", "error", "death", "task_finished")
 _OPTIONS = (
-    "name", "queue", "retry", "priority", "timeout", "failed_on", "use_task_event", "unique", "key", "retry_in",
-    "retries_exhausted", "batch", "rate", "limit", *CALLBACKS, *UNTRACKED,
+    "name", "queue", "retry", "priority", "timeout", "failed_on", "use_task_event", "unique", "key", "search",
+    "retry_in", "retries_exhausted", "batch", "rate", "limit", *CALLBACKS, *UNTRACKED,
 )  # fmt: skip
 """The options of :meth:`AsyncTask.worker`."""
 
@@ -172,6 +173,7 @@ class AsyncTask(OnDemand):
         use_task_event: bool = True,
         unique: Sequence[str] | str = (),
         key: str | None = None,
+        search: Sequence[str] | str = (),
         checks: Sequence[Check] | Check = (),
         retry_in: RetryIn | None = None,
         retries_exhausted: Callable[[CurrentJob, BaseException], Any] | None = None,
@@ -188,7 +190,8 @@ class AsyncTask(OnDemand):
         Arguments: ``name`` (default: the function's); ``retry``, a number of retries, True or False (default: 3 for tracked
         jobs, 25 for others); ``timeout`` in seconds; ``failed_on``, exceptions that are business refusals;
         ``use_task_event=False``: its jobs are not tracked; ``unique``, ``key``, ``on_complete``, ``on_success`` and
-        ``on_failure``: defaults for these options of :meth:`submit`; ``checks``: each is called as ``check(action, event)``
+        ``on_failure``: defaults for these options of :meth:`submit`; ``search``: up to five fields by whose values
+        :meth:`search` finds its jobs; ``checks``: each is called as ``check(action, event)``
         before a user's ``"stop"`` or ``"start"`` of one of its jobs, and refuses with a reason, returned or raised as
         :class:`NormalException`; ``retry_in(count, error, job)`` returns the seconds before a retry, ``"kill"`` or
         ``"discard"``; ``retries_exhausted(job, error)`` is called when no retry is left; ``batch``: the function takes a
@@ -204,6 +207,8 @@ class AsyncTask(OnDemand):
 
         def register(found: Any) -> Worker:
             given, function, is_async, model = describe(found)
+            names = (search,) if isinstance(search, str) else tuple(search)
+            shape = ItemShape(model, max_item_bytes=self.config.max_item_bytes, search=names)
             worker = Worker(
                 name=name or given,
                 function=function,
@@ -215,12 +220,13 @@ class AsyncTask(OnDemand):
                 use_task_event=use_task_event,
                 unique=(unique,) if isinstance(unique, str) else tuple(unique),
                 key=key,
+                search=shape.search,
                 checks=(checks,) if callable(checks) else tuple(checks),
                 retry_in=retry_in,
                 retries_exhausted=retries_exhausted,
                 is_async=is_async,
                 model=model,
-                shape=ItemShape(model, max_item_bytes=self.config.max_item_bytes),
+                shape=shape,
                 pusher=self,
                 options=options,
                 callbacks=callbacks,
@@ -996,6 +1002,36 @@ class AsyncTask(OnDemand):
         )
         return take(found)
 
+    def search(
+        self,
+        text: str,
+        *,
+        field: str | None = None,
+        worker: str | None = None,
+        owner: str | None = None,
+        after: str | None = None,
+        limit: int = 50,
+        take: queries.Take = list,
+    ) -> queries.Found:
+        """The jobs of all Tasks, and those without one, that have this value in a field that their worker names in
+        ``search``, newest first: a page of their Events, each with ``field``, ``value``, ``task_title`` and ``place``.
+
+        Case, width and surrounding blanks do not count. A ``*`` at the end of ``text`` stands for any rest; then values
+        come from the last to the first. ``field``, ``worker`` and ``owner`` filter; ``after``: that of the page before;
+        ``limit`` is at most 1,000; ``take`` as in :class:`TaskHandle`. Raises :class:`InputError` for a text that no field
+        has.
+        """
+        return queries.search_page(
+            self._made().ledger.database,
+            Wanted.read(text),
+            field=field,
+            worker=worker,
+            owner=owner,
+            after=after,
+            limit=max(1, min(limit, MAX_PAGE)),
+            take=take,
+        )
+
     def record(self, job_id: str, status: str, message: str = "") -> bool:
         """Records the status of a job, from any program, as the middleware does.
 
@@ -1227,6 +1263,8 @@ def _check_worker(worker: Worker, target: Any = None) -> None:
         raise ConfigError(f"worker {worker.name}: an iterable saves its place in its Event, so it must be tracked")
     if not worker.use_task_event and worker.rate is not None:
         raise ConfigError(f"worker {worker.name}: a rate counts the jobs of Tasks, so the worker must be tracked")
+    if not worker.use_task_event and worker.search:
+        raise ConfigError(f"worker {worker.name}: a search finds records, so the worker must be tracked")
     if worker.timeout is not None and not is_span(worker.timeout):
         raise ConfigError(
             f"worker {worker.name}: timeout must be a number of seconds, more than 0 and with an end, or None for no"

@@ -110,7 +110,7 @@ class Pushing:
             return [str(own_id)]
         sent = standalone.send(
             core.ledger,
-            [standalone.Arrival(j.job_id, 1, worker.name, j.queue, j.payload["args"]) for j in let_through],
+            [_arrival(worker, each) for each in let_through],
             due_at=due or now,
             options={
                 "retry": options.get("retry", worker.max_retries),
@@ -202,6 +202,12 @@ class Pushing:
         with self._lock:
             if self._client is not None:
                 self._client.close()
+
+
+def _arrival(worker: Worker, job: CurrentJob) -> standalone.Arrival:
+    args, shape = job.payload["args"], worker.shape
+    found = shape.indexed(args[0]) if args and worker.search and shape is not None else ()
+    return standalone.Arrival(job.job_id, 1, worker.name, job.queue, args, search=found)
 
 
 def _running(job_id: str) -> Attempt | None:

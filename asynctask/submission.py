@@ -449,7 +449,7 @@ class Submitter:
     def _shape(self, worker: Worker, columns: Mapping[str, str] | None = None) -> ItemShape:
         if not columns and isinstance(worker.shape, ItemShape):
             return worker.shape
-        return ItemShape(worker.model, columns, self._limits.max_item_bytes)
+        return ItemShape(worker.model, columns, self._limits.max_item_bytes, worker.search)
 
     def _rows(
         self, worker: Worker, items: Iterable[Any], unique: tuple[str, ...], key: str | None
@@ -637,6 +637,7 @@ def check_fields(worker: Worker) -> None:
         raise InputError(f"key must be the name of a field, of at most {MAX_KEY} characters")
     if isinstance(worker.shape, ItemShape):
         _fields("unique", worker.unique, worker.shape)
+        worker.shape.check_search()
         if worker.key is not None:
             _key_field(worker.key, worker.shape)
 

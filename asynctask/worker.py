@@ -104,6 +104,8 @@ class Shape(Protocol):
 
     def conceal(self, params: Any) -> Any: ...
 
+    def indexed(self, item: Any) -> Sequence[tuple[str, str, int | None]]: ...
+
 
 class Pusher(Protocol):
     """The interface of the application that pushes jobs and submits lists for a worker."""
@@ -213,6 +215,7 @@ class WorkerOptions(UntrackedOptions, total=False):
     use_task_event: bool
     unique: Sequence[str] | str
     key: str | None
+    search: Sequence[str] | str
     checks: Sequence[Check] | Check
     retry_in: RetryIn | None
     retries_exhausted: Callable[[CurrentJob, BaseException], Any] | None
@@ -239,15 +242,16 @@ class Worker(Generic[P, R_co]):
     """A registered worker: the function and its options.
 
     ``retry``: True for the default count, False or 0 for none, or a number. ``timeout`` in seconds. ``failed_on``:
-    exceptions that are business refusals. ``use_task_event``: whether its jobs are tracked. ``unique``: fields in which no
-    two rows of a list may be equal, by default. ``key``: a field; items with equal values run one after the other, across
-    its Tasks. ``checks``: called before a user stops or starts one of its jobs. ``options``: further members of the payload
-    of an untracked job (:mod:`asynctask.sidekiq.payload`). ``overrides`` and ``wait``: set by :meth:`set`. ``engine``: the
-    attached engine that performs it; its ``queue`` has that engine's name as a prefix. ``callbacks``: default callbacks of
-    its Tasks, by name. ``batch``: its function takes a list of items, and reports on them with ``current_job().finish``,
-    ``fail`` and ``error``. ``columns``: those of the rows of an export; ``rows_of``: the function that yields these rows,
-    if it is another one. ``rate``: how many jobs of its Tasks may start in a time, such as ``5/s``; ``limit``: the name
-    under which workers share that. Calling a worker calls the declared function, in this thread; type checkers see its
+    exceptions that are business refusals. ``use_task_event``: whether its jobs are tracked. ``unique``: fields in which
+    no two rows of a list may be equal, by default. ``key``: a field; items with equal values run one after the other,
+    across its Tasks. ``search``: fields by whose values a search over all Tasks finds its jobs. ``checks``: called
+    before a user stops or starts one of its jobs. ``options``: further members of the payload of an untracked job
+    (:mod:`asynctask.sidekiq.payload`). ``overrides`` and ``wait``: set by :meth:`set`. ``engine``: the attached engine
+    that performs it; its ``queue`` has that engine's name as a prefix. ``callbacks``: default callbacks of its Tasks,
+    by name. ``batch``: its function takes a list of items, and reports on them with ``current_job().finish``, ``fail``
+    and ``error``. ``columns``: those of the rows of an export; ``rows_of``: the function that yields these rows, if it
+    is another one. ``rate``: how many jobs of its Tasks may start in a time, such as ``5/s``; ``limit``: the name under
+    which workers share that. Calling a worker calls the declared function, in this thread; type checkers see its
     parameters and result.
     """
 
@@ -261,6 +265,7 @@ class Worker(Generic[P, R_co]):
     use_task_event: bool = True
     unique: tuple[str, ...] = ()
     key: str | None = None
+    search: tuple[str, ...] = ()
     checks: tuple[Check, ...] = ()
     retry_in: RetryIn | None = None
     retries_exhausted: Callable[[CurrentJob, BaseException], Any] | None = None
@@ -340,6 +345,7 @@ class Worker(Generic[P, R_co]):
             "timeout": self.timeout,
             "rate": self.rate,
             "limit": None if self.rate is None else self.limit or self.name,
+            "search": list(self.search),
             "fields": [] if schema is None else _fields(schema, headers),
             "headers": sorted(headers),
             "item_schema": schema,

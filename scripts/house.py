@@ -36,6 +36,7 @@ NOT_KERNEL = {
         for name in (
             "queries", "progress", "doctor", "purge", "corrections", "children", "schedules", "rates", "additions",
             "history",
+            "search",
         )
     ),
 }  # fmt: skip

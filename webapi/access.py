@@ -43,7 +43,7 @@ CONTROLS: Final = frozenset(
         *(f"operations.jobs_{a.name}" for a in ACTIONS if a.on == "jobs"),
     }
 )
-OWN: Final = frozenset({"tasks.index", "tasks.create", "exports.export", "pages.home"})
+OWN: Final = frozenset({"tasks.index", "tasks.create", "exports.export", "pages.home", "pages.search", "workers.search"})
 """Endpoints without a Task or a job in their path that answer a user of one owner, with the Tasks of that owner."""
 
 PUBLIC: Final = frozenset(

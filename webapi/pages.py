@@ -13,6 +13,7 @@ from flask.typing import ResponseReturnValue
 from asynctask._version import __version__
 from asynctask.access import User
 from asynctask.errors import NotFound
+from asynctask.ledger.search import MAX_TEXT
 from asynctask.lists.readers.opening import FORMATS
 from webapi import access, openapi, workers
 from webapi.context import TASK_PAGES, asynctask_app, find_progress, reader_locale, tag
@@ -31,6 +32,7 @@ class Entry(NamedTuple):
 NAVIGATION: Final = (
     Entry("Tasks", ("pages.home", "pages.task")),
     Entry("Jobs", ("pages.jobs", "pages.job")),
+    Entry("Search", ("pages.search",)),
     Entry("API", ("pages.docs",)),
 )
 
@@ -100,6 +102,19 @@ def jobs() -> ResponseReturnValue:
 def job(job_id: str) -> ResponseReturnValue:
     """One job."""
     return render_template("job.html", job_id=job_id, worker=asynctask_app().event(job_id)["worker_name"])
+
+
+@blueprint.get("/search")
+def search() -> ResponseReturnValue:
+    """What happened to an item."""
+    searched = {name: worker.search for name, worker in asynctask_app().workers.items() if worker.search}
+    return render_template(
+        "search.html",
+        **{name: request.args.get(name, "")[:MAX_TEXT] for name in ("q", "field", "worker")},
+        workers=sorted(searched),
+        fields=sorted(set().union(*searched.values())),
+        longest=MAX_TEXT,
+    )
 
 
 @blueprint.get("/docs")

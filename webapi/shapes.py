@@ -46,6 +46,8 @@ from asynctask.core.states import Status
 from asynctask.errors import InputError
 from asynctask.integrations import remote
 from asynctask.integrations.remote import JobRecord, Reporter
+from asynctask.ledger import queries
+from asynctask.ledger.search import MAX_TEXT
 from asynctask.lists import options
 from asynctask.lists.options import (
     NUL_FREE,
@@ -222,6 +224,22 @@ class JobsQuery(_Query):
     resumable: bool = Field(False, description="The stopped jobs instead, those of Tasks too.")
     after: Id | None = Field(None, description="The last id of the page before.")
     limit: int = Field(100, ge=1, le=1000, description="Jobs on a page.")
+
+
+class SearchQuery(_Query):
+    """What to search for."""
+
+    q: str = Field(
+        min_length=1,
+        max_length=MAX_TEXT,
+        pattern=NUL_FREE,
+        description="The value of a field, without regard to case; with * at its end, the values that begin so.",
+    )
+    field: Name | None = Field(None, description="Of this field only.")
+    worker: Name | None = Field(None, description="Of this worker only.")
+    owner: Name | None = Field(None, description="Of this owner's Tasks only.")
+    after: str | None = Field(None, max_length=200, description="The last place of the page before.")
+    limit: int = Field(50, ge=1, le=1000, description="Jobs on a page.")
 
 
 class NewJob(_In):
@@ -625,6 +643,7 @@ def rows_of(name: str, rows: str, row: Any, **more: Any) -> Any:
 TaskPage = rows_of("TaskPage", "tasks", Progress, links=PageLinks)
 EventPage = rows_of("EventPage", "events", ListedEvent, links=PageLinks)
 JobsPage = rows_of("JobsPage", "jobs", ListedEvent, links=PageLinks)
+SearchPage = rows_of("SearchPage", "events", described(queries.FoundEvent), links=PageLinks)
 
 
 RecordResult = create_model("RecordResult", __base__=described(remote.Recorded), __doc__="The result of a record.")
@@ -690,6 +709,7 @@ class WorkerInfo(_Out):
     timeout: float | None = Field(description="Seconds; null: none, or that of the engine.")
     rate: str | None = Field(description="The rate in the code at which jobs of its Tasks may start; null: no limit.")
     limit: str | None = Field(description="The name of its rate limit.")
+    search: list[str] = Field(description="The fields by whose values a search finds its jobs.")
     fields: list[ItemField]
     headers: list[str] = Field(description="Every header that a sheet may use for them.")
     item_schema: dict[str, JsonValue] | None = Field(description="JSON Schema of an item; null where any object will do.")

@@ -16,6 +16,7 @@ from asynctask.errors import InputError, NotFound
 from asynctask.ledger.standalone import is_job_id
 from asynctask.operations import Event
 from asynctask.reports.templates import Template, make_template, template_csv, template_xlsx
+from webapi.access import current_user
 from webapi.context import JsonPage, asynctask_app, json_response, page_links, reader_locale, set_language
 from webapi.reports import CSV, XLSX, attachment
 from webapi.shapes import (
@@ -28,6 +29,8 @@ from webapi.shapes import (
     RecordResult,
     RecordResults,
     Routes,
+    SearchPage,
+    SearchQuery,
     Workers,
     described,
 )
@@ -102,6 +105,28 @@ def jobs(query: JobsQuery) -> Response:
         take=page,
     )
     return json_response({"jobs": found, "links": page_links(page.after)})
+
+
+@blueprint.serve("GET /search", "search", SearchPage, query=SearchQuery)
+def search(query: SearchQuery) -> Response:
+    """What happened to an item: the jobs that have a value, of all Tasks and without one, newest first
+
+    A worker names the fields that are searched (`search` of GET /api/workers). `links.next` leads to the next page and is
+    null on the last one; a page may be short before it.
+    """
+    user, page = current_user(), JsonPage(cursor=lambda job: str(job["place"]))
+    if user.owner is not None and query.owner not in (None, user.owner):
+        return json_response({"events": [], "links": page_links(None)})
+    found = asynctask_app().search(
+        query.q,
+        field=query.field,
+        worker=query.worker,
+        owner=query.owner if user.owner is None else user.owner,
+        after=query.after,
+        limit=query.limit,
+        take=page,
+    )
+    return json_response({"events": found.events, "links": page_links(page.after or found.after)})
 
 
 @blueprint.serve("POST /jobs", "createJob", described(Event), body=NewJob, status=202, responses=[409])

@@ -351,6 +351,37 @@ _JOBS: Final[Mapping[str, Column]] = {
 }  # fmt: skip
 
 
+@click.command("search", cls=Command)
+@click.argument("text")
+@click.option("--field", help="Only in this field of an item.")
+@click.option("--worker", help="Only of this worker.")
+@click.option("--owner", help="Only of this owner's Tasks.")
+@click.option("--after", help="Continue after this place, as the previous page says.")
+@click.option("--limit", type=click.IntRange(1, 1_000), default=20, show_default=True, help="At most this many entries.")
+@pass_session
+def search(session: Session, /, text: str, **filters: Any) -> int:
+    """Find what happened to an item: jobs of all Tasks by the value of a field, newest first.
+
+    TEXT is the whole value, without regard to case; with * at its end, the values that begin so. A worker names the fields
+    that are searched, with its option search.
+    """
+    found = session.existing().search(text, **filters)
+    session.out.document({"events": found.events, "after": found.after})
+    nothing = f"Nothing found{_unknown(session, filters['worker'])}."
+    if not any(each.search for each in session.app().workers.values()):
+        nothing += " No worker names fields to search."
+    session.out.table(_FOUND, found.events, longest=40, nothing=nothing)
+    if found.after is not None:
+        session.out.line(f"The next: {next_page(found.after)}")
+    return OK
+
+
+_FOUND: Final[Mapping[str, Column]] = {
+    "value": "value", "field": "field", "task": "task_id", "title": "task_title", "row": "row", "worker": "worker",
+    "status": "status", "message": _last_message, "job": "job_id",
+}  # fmt: skip
+
+
 @click.command("job", cls=Command)
 @click.argument("job_id")
 @pass_session
@@ -530,6 +561,7 @@ COMMANDS: Final = (
     set_knobs,
     *map(_verb_command, VERBS.values()),
     jobs,
+    search,
     job,
     *(_job_command(action) for action in ACTIONS if action.answer is ToldEvent),
     link,

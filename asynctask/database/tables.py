@@ -234,6 +234,21 @@ key_positions: Final = Table(
     Index("ix_key_positions_line", "line", "position", "event_id"),
 )
 
+# Values of items by which people find jobs, see asynctask.ledger.search. Compared byte for byte, so that the values that
+# begin with a text are a range.
+search_values: Final = Table(
+    "search_values",
+    metadata,
+    _id(),
+    Column("value", String(100).with_variant(String(100, collation="C"), "postgresql"), nullable=False),
+    Column("field", String(100), nullable=False),
+    Column("task_id", BigInteger),
+    Column("seq", BigInteger, nullable=False),  # without a Task: the id of the Event
+    Column("row", BigInteger),  # of a job of several items: the row of the item
+    Index("ix_search_values_value", "value", "id"),
+    Index("ix_search_values_event", "task_id", "seq"),
+)
+
 task_tallies: Final = Table(
     "task_tallies",
     metadata,

@@ -36,13 +36,14 @@ from asynctask.clock import SECOND, Clock, micros
 from asynctask.config import Config
 from asynctask.core.transitions import Begin
 from asynctask.dispatch.outbox import engine_queue, own_name
-from asynctask.errors import BrokerUnavailable, IdInUse, InputError, Unavailable
+from asynctask.errors import BrokerUnavailable, ConfigError, IdInUse, InputError, Unavailable
 from asynctask.exports.run import MERGER, Exporting, check_columns, merge, write_shard
 from asynctask.job import CurrentJob, performed, reset_current_job, set_current_job
 from asynctask.ledger import processes
 from asynctask.ledger.base import MAX_ID, dumps
 from asynctask.ledger.rates import declared as declared_rates
 from asynctask.ledger.recorder import LINGER_S, Kind, Recorder
+from asynctask.ledger.search import SearchValue
 from asynctask.ledger.standalone import ENGINE, Arrival, end_elsewhere, reopen, send, send_from_ledger
 from asynctask.ledger.tasks import CALLBACK_RETRIES
 from asynctask.lists.items import ItemShape, Rejected, UnfitItem
@@ -1052,17 +1053,24 @@ class Engine(ABC):
         columns: Sequence[str] | None = None,
         rate: str | None = None,
         limit: str | None = None,
+        search: Sequence[str] | str | None = None,
     ) -> Worker:
         """The worker of a function; its first parameter gives the form of an item.
 
         ``queue``: the engine's own name of its queue. ``columns``: the function yields the rows of a shard, which is any
-        JSON; wrap it with :meth:`writing`. ``rate``, ``limit``: as of :meth:`asynctask.AsyncTask.worker`. Raises
-        :class:`ConfigError`.
+        JSON; wrap it with :meth:`writing`. ``rate``, ``limit``, ``search``: as of :meth:`asynctask.AsyncTask.worker`.
+        Raises :class:`ConfigError`.
         """
         _, _, is_async, model = describe(function)
         names = () if columns is None else check_columns(columns, function)
         if names:
             model = None
+        fields = (search,) if isinstance(search, str) else tuple(search or ())
+        shape = ItemShape(model, max_item_bytes=self.app.config.max_item_bytes, search=fields)
+        try:
+            shape.check_search()
+        except InputError as error:
+            raise ConfigError(f"{name}: {error}") from None
         worker = Worker(
             name,
             function,
@@ -1071,7 +1079,8 @@ class Engine(ABC):
             failed_on=(failed_on,) if isinstance(failed_on, type) else tuple(failed_on),
             is_async=is_async,
             model=model,
-            shape=ItemShape(model, max_item_bytes=self.app.config.max_item_bytes),
+            shape=shape,
+            search=shape.search,
             engine=self.name,
             columns=names,
             rate=rate,
@@ -1117,12 +1126,18 @@ class Engine(ABC):
             self.log.info("params_not_kept", job_id=job_id)
         return params if kept else None
 
+    def indexed(self, worker: Worker, args: Any) -> Sequence[SearchValue]:
+        """What a search finds a lone job by: its first argument."""
+        is_item = worker.search and isinstance(args, list | tuple) and args
+        return worker.shape.indexed(args[0]) if is_item and worker.shape is not None else ()
+
     def announce(
         self, job_id: str, worker: Worker, queue: str, args: Any, kwargs: Any, *, by_engine: bool = False
     ) -> list[Any] | None:
         """Makes the Event of a lone job that is about to be sent to ``queue``, see :class:`LoneEvents`."""
         params = self.params(worker, job_id, args, kwargs)
-        arrival = Arrival(job_id, None, worker.name, engine_queue(self.name, queue), params)
+        where, search = engine_queue(self.name, queue), self.indexed(worker, args)
+        arrival = Arrival(job_id, None, worker.name, where, params, search=search)
         return self._lone_events.announce(arrival, by_engine=by_engine)
 
     def send_itself(
@@ -1223,10 +1238,13 @@ class Engine(ABC):
     ) -> Arrival:
         """A job that has arrived through ``queue``, by the engine's own name. ``sent``: the header :data:`SENT` of its
         message. Only an Event of a lone job can be made of its arguments."""
-        params = None if fence.attempt is not None or fence.broken else self.params(worker, job_id, args, kwargs)
+        is_lone = fence.attempt is None and not fence.broken
+        params, search = (self.params(worker, job_id, args, kwargs), self.indexed(worker, args)) if is_lone else (None, ())
         at, anew = sent_at(sent, job_id), anew and fence.attempt is None
         where = engine_queue(self.name, queue)
-        return Arrival(job_id, fence.attempt, worker.name, where, params, sent_at=at, anew=anew, broken=fence.broken)
+        return Arrival(
+            job_id, fence.attempt, worker.name, where, params, sent_at=at, anew=anew, broken=fence.broken, search=search
+        )
 
     def begin(
         self, arrival: Arrival, worker: Worker, message: Any, payload: dict[str, Any], *, redelivered: bool = False

@@ -128,7 +128,7 @@ def attach(
 
     Arguments: ``tasks``, the names of the tracked tasks; None tracks all. A task's own option ``use_task_event=True`` or
     ``False`` takes precedence; ``failed_on=(MyError, ...)`` lists exceptions that are business refusals;
-    ``export_columns=["sku", ...]`` makes a task that yields rows an export; ``rate`` and ``limit`` are those of
+    ``export_columns=["sku", ...]`` makes a task that yields rows an export; ``rate``, ``limit`` and ``search`` are those of
     :meth:`asynctask.AsyncTask.worker`. ``late_ack``: tracked tasks get ``acks_late``
     and ``reject_on_worker_lost``, so that none is lost with its process; without it a lone job that dies with its worker
     ends in ``error``. Raises :class:`ConfigError` if it is attached already.
@@ -473,6 +473,7 @@ class CeleryEngine(Engine):
     def _worker(self, task: Any) -> Worker:
         function = getattr(task, "_orig_run", task.run)
         route = self._celery.amqp.router.route({}, task.name)
+        search = getattr(task, "search", None)  # a class of tasks may have a method of this name
         return self.declared(
             task.name,
             function,
@@ -481,6 +482,7 @@ class CeleryEngine(Engine):
             columns=getattr(task, "export_columns", None),
             rate=getattr(task, "rate", None),
             limit=getattr(task, "limit", None),
+            search=None if callable(search) else search,
         )
 
     def _wrap(self, task: Any, worker: Worker | None) -> None:

@@ -128,12 +128,12 @@ def attach(
     ``app``: lists can be submitted for them. Call it once, in the module that creates the broker. Dramatiq takes the
     options of an actor below from then on; actors that are declared before may have none of them.
 
-    Arguments: ``actors``, the names of the tracked actors; None tracks all. ``failed_on=(MyError, ...)``: exceptions that
-    are business refusals, of all actors. An actor's own options: ``use_task_event=True`` or ``False`` takes precedence over
-    ``actors``; ``failed_on`` adds to those of all; ``export_columns=["sku", ...]`` makes an actor that yields rows an
-    export; ``rate`` and ``limit`` are those of :meth:`asynctask.AsyncTask.worker`. ``name``: 1 to 8 small letters, for a
-    second Dramatiq broker of the application. Returns the middleware. Raises :class:`ConfigError` if it is attached
-    already.
+    Arguments: ``actors``, the names of the tracked actors; None tracks all. ``failed_on=(MyError, ...)``: exceptions
+    that are business refusals, of all actors. An actor's own options: ``use_task_event=True`` or ``False`` takes
+    precedence over ``actors``; ``failed_on`` adds to those of all; ``export_columns=["sku", ...]`` makes an actor that
+    yields rows an export; ``rate``, ``limit`` and ``search`` are those of :meth:`asynctask.AsyncTask.worker`. ``name``:
+    1 to 8 small letters, for a second Dramatiq broker of the application. Returns the middleware. Raises
+    :class:`ConfigError` if it is attached already.
     """
     if any(isinstance(each, DramatiqEngine) for each in broker.middleware):
         raise ConfigError("asynctask is attached to this broker already; attach it once, where the broker is made")
@@ -456,7 +456,7 @@ class DramatiqEngine(Engine, Middleware):  # type: ignore[misc,unused-ignore]
     @property
     def actor_options(self) -> set[str]:
         """This middleware's options of an actor."""
-        return {"use_task_event", "failed_on", "export_columns", "rate", "limit"}
+        return {"use_task_event", "failed_on", "export_columns", "rate", "limit", "search"}
 
     def tracks(self, actor: dramatiq.Actor[Any, Any]) -> bool:
         """Whether messages of this actor leave Events."""
@@ -469,15 +469,17 @@ class DramatiqEngine(Engine, Middleware):  # type: ignore[misc,unused-ignore]
 
     def before_declare_actor(self, broker: dramatiq.Broker, actor: dramatiq.Actor[Any, Any]) -> None:
         """Refuses here, because Dramatiq swallows later exceptions."""
-        columns, rate, limit = (actor.options.get(name) for name in ("export_columns", "rate", "limit"))
-        if columns is None and rate is None and limit is None:
+        about = _about(actor)
+        if all(each is None for each in about.values()):
             return
         try:
-            self.declared(actor.actor_name, _declared(actor.fn), actor.queue_name, columns=columns, rate=rate, limit=limit)
+            self.declared(actor.actor_name, _declared(actor.fn), actor.queue_name, **about)
         except ConfigError as error:
             raise ActorRefused(str(error)) from None
         if not self.tracks(actor):
-            raise ActorRefused(f"actor {actor.actor_name}: an export or a rate is about Tasks, so it must be tracked")
+            raise ActorRefused(
+                f"actor {actor.actor_name}: an export, a rate and a search are of tracked jobs, so it must be tracked"
+            )
 
     def after_declare_actor(self, broker: dramatiq.Broker, actor: dramatiq.Actor[Any, Any] | str) -> None:
         if isinstance(actor, str):  # before 2.0: one that was declared before this middleware was added
@@ -490,9 +492,7 @@ class DramatiqEngine(Engine, Middleware):  # type: ignore[misc,unused-ignore]
             _declared(function),
             actor.queue_name,
             failed_on=(*self._failed_on, *_kinds(actor.options.get("failed_on"))),
-            columns=actor.options.get("export_columns"),
-            rate=actor.options.get("rate"),
-            limit=actor.options.get("limit"),
+            **_about(actor),
         )
         self.tracked.add(worker)
         written = self.writing(worker, function)
@@ -758,6 +758,12 @@ class DramatiqEngine(Engine, Middleware):  # type: ignore[misc,unused-ignore]
 def _queue_of(message: Any) -> str:
     """The queue that a message was sent to, which need not be that of its actor; a delayed one waits beside it."""
     return str(message.queue_name).removesuffix(".DQ")
+
+
+def _about(actor: dramatiq.Actor[Any, Any]) -> dict[str, Any]:
+    """The options of an actor about lists and their jobs, as :meth:`Engine.declared` takes them; None: not given."""
+    names = {"columns": "export_columns", "rate": "rate", "limit": "limit", "search": "search"}
+    return {name: actor.options.get(option) for name, option in names.items()}
 
 
 def _declared(function: Any) -> Callable[..., Any]:

@@ -71,7 +71,7 @@ def attach(huey: Huey, app: Attachable) -> HueyEngine:
 
     From then on a task has the options ``failed_on=(MyError, ...)``, exceptions that are business refusals;
     ``use_task_event=False``: its jobs are not tracked; ``export_columns=["sku", ...]`` makes a task that yields rows an
-    export; ``rate`` and ``limit`` are those of :meth:`asynctask.AsyncTask.worker`. Raises :class:`ConfigError`.
+    export; ``rate``, ``limit`` and ``search`` are those of :meth:`asynctask.AsyncTask.worker`. Raises :class:`ConfigError`.
     """
     if huey._registry._registry:
         raise ConfigError(f"attach() comes before the first task of Huey: {', '.join(sorted(huey._registry._registry))}")
@@ -154,14 +154,16 @@ class HueyEngine(Engine):
     ) -> Any:
         """The class of a task as Huey makes it, of the function within the middleware."""
         failed_on, columns = settings.pop("failed_on", ()), settings.pop("export_columns", None)
-        rate, limit = settings.pop("rate", None), settings.pop("limit", None)
+        rate, limit, search = (settings.pop(name, None) for name in ("rate", "limit", "search"))
         if not settings.pop("use_task_event", True) or inspect.iscoroutinefunction(function):  # Huey refuses the latter
             return create(function, name=name, **settings)
         chosen = name or function.__name__
         if chosen in self._classes:
             raise ConfigError(f"two tasks of Huey are named {chosen!r}; give one of them another name=")
         called = functools.partial(function, task=None) if settings.get("context") else function  # Huey gives it the task
-        worker = self.declared(chosen, called, self.huey.name, failed_on=failed_on, columns=columns, rate=rate, limit=limit)
+        worker = self.declared(
+            chosen, called, self.huey.name, failed_on=failed_on, columns=columns, rate=rate, limit=limit, search=search
+        )
         written = self.writing(worker, function)
 
         @functools.wraps(function)

@@ -287,16 +287,17 @@ class RqEngine(Engine):
         export_columns: Sequence[str] | None = None,
         rate: str | None = None,
         limit: str | None = None,
+        search: Sequence[str] | str = (),
         **options: Any,
     ) -> Callable[[Callable[..., Any]], Any]:
         """A decorator that tracks a function, and gives it ``delay(...)``, as RQ's own ``@job``.
 
         Arguments: ``queue``, RQ's name of its queue; ``name``, that of the worker (default: the function's own);
-        ``failed_on``, exceptions that are business refusals; ``retry``, RQ's ``Retry(max=..., interval=...)`` (seconds),
-        which applies to jobs of Tasks, too; ``export_columns``: makes a function that yields rows an export of these
-        columns; ``rate``, ``limit``: as of :meth:`asynctask.AsyncTask.worker`; ``options``: the others of RQ's ``@job``,
-        such as ``timeout`` (seconds). Raises :class:`ConfigError` for a function that RQ could not import, or a duplicate
-        name.
+        ``failed_on``, exceptions that are business refusals; ``retry``, RQ's ``Retry(max=..., interval=...)``
+        (seconds), which applies to jobs of Tasks, too; ``export_columns``: makes a function that yields rows an export
+        of these columns; ``rate``, ``limit``, ``search``: as of :meth:`asynctask.AsyncTask.worker`; ``options``: the
+        others of RQ's ``@job``, such as ``timeout`` (seconds). Raises :class:`ConfigError` for a function that RQ could
+        not import, or a duplicate name.
         """
 
         def track(function: Callable[..., Any]) -> Any:
@@ -308,7 +309,7 @@ class RqEngine(Engine):
                 other = self._functions[chosen].path
                 raise ConfigError(f"{other} is tracked as {chosen!r} already: give {path} another name=")
             worker = self.declared(
-                chosen, function, queue, failed_on=failed_on, columns=export_columns, rate=rate, limit=limit
+                chosen, function, queue, failed_on=failed_on, columns=export_columns, rate=rate, limit=limit, search=search
             )
             tracked = _Tracked(worker, path, self._wrapper(path, worker, function), retry, options)
             self._add(tracked)
@@ -423,7 +424,8 @@ class RqEngine(Engine):
             return _NO_ID
         worker = tracked.worker
         params = self.params(worker, job.id, args, kwargs) if is_lone else None
-        arrival = replace(_arrival(job, worker.name, params), anew=is_lone and _is_anew(job))
+        search = self.indexed(worker, args) if is_lone else ()
+        arrival = replace(_arrival(job, worker.name, params), anew=is_lone and _is_anew(job), search=search)
         payload = {"class": worker.name, "args": args, "kwargs": kwargs, "jid": arrival.job_id, "queue": job.origin}
         try:
             performed: _Performed = self.begin(arrival, worker, job, payload)

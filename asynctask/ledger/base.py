@@ -318,7 +318,7 @@ class NewItem:
 
     ``worker_name`` and ``options`` (JSON text): set if the item is for another worker than the Task's. ``key``: its key
     field and value. ``number``: that of the row that it corrects, see :mod:`asynctask.ledger.corrections`. ``compared``:
-    the values of the fields that its list compares, JSON-ready.
+    the values of the fields that its list compares, JSON-ready. ``search``: see :mod:`asynctask.ledger.search`.
     """
 
     params: str
@@ -330,6 +330,7 @@ class NewItem:
     last_row: int | None = None
     number: int | None = None
     compared: Mapping[str, Any] | None = None
+    search: Sequence[tuple[str, str, int | None]] = ()
 
     @property
     def values(self) -> Any:

@@ -25,6 +25,7 @@ from asynctask.database.tables import (
     loans,
     places,
     resubmitted_rows,
+    search_values,
     task_additions,
     task_ancestors,
     task_callbacks,
@@ -36,6 +37,7 @@ from asynctask.database.tables import (
     tasks,
 )
 from asynctask.errors import InputError, Unavailable
+from asynctask.ledger import search
 from asynctask.ledger.base import PURGING, Ledger, each_free, loads
 from asynctask.logs import get_logger
 
@@ -51,7 +53,7 @@ REST: Final = 9
 MOST_TASKS: Final = 100
 """Largest number of Tasks that are removed together."""
 
-_t, _e, _x, _r, _l, _c = tasks.c, events.c, item_errors.c, task_rejects.c, task_log.c, task_callbacks.c
+_t, _e, _x, _r, _c = tasks.c, events.c, item_errors.c, task_rejects.c, task_callbacks.c
 _o, _a, _n, _d = resubmitted_rows.c, task_ancestors.c, task_tallies.c, task_additions.c
 # Tables whose number of rows does not grow with the items.
 _SMALL: Final = (task_tallies, task_errors, task_samples, task_callbacks, loans, places)
@@ -147,7 +149,9 @@ class Purge:
             self._batch = self._mark()
         if self._batch:
             gone = self._events() or self._rejects() or _forget_corrected(self.ledger, self._batch)
-            if not (gone or _delete_log(self.ledger, self._batch) or _delete_additions(self.ledger, self._batch)):
+            for table in (search_values, task_log):
+                gone = gone or _delete_rows(self.ledger, table, self._batch)
+            if not (gone or _delete_additions(self.ledger, self._batch)):
                 self._end_batch()
             return True
         if not self.old.with_jobs:
@@ -231,6 +235,8 @@ def _delete_events(ledger: Ledger, task_ids: Sequence[int], which: Any) -> int:
             callbacks = sa.select(_e.id).where(_e.job_id.in_(called), _e.callback_of.is_not(None))  # a few per Task
             ids = [int(i) for (i,) in connection.execute(callbacks)]
         if ids:
+            if not task_ids:
+                search.forget_alone(connection, ids)
             connection.execute(item_errors.delete().where(batches.among(connection, _x.event_id, ids)))
             connection.execute(events.delete().where(batches.among(connection, _e.id, ids)))
     return gone
@@ -274,12 +280,13 @@ def _forget_corrected(ledger: Ledger, task_ids: Sequence[int]) -> int:
 
 
 @repeatable
-def _delete_log(ledger: Ledger, task_ids: Sequence[int]) -> int:
+def _delete_rows(ledger: Ledger, table: sa.Table, task_ids: Sequence[int]) -> int:
+    """Deletes one slice of a table whose rows have an id."""
     with ledger.database.write() as connection:
-        found = sa.select(_l.id).where(_l.task_id.in_(task_ids)).limit(SLICE)
+        found = sa.select(table.c.id).where(table.c.task_id.in_(task_ids)).limit(SLICE)
         ids = [int(i) for (i,) in connection.execute(found)]
         if ids:
-            connection.execute(task_log.delete().where(batches.among(connection, _l.id, ids)))
+            connection.execute(table.delete().where(batches.among(connection, table.c.id, ids)))
     return len(ids)
 
 

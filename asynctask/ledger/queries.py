@@ -48,7 +48,7 @@ from asynctask.database.tables import (
 )
 from asynctask.errors import Conflict, NotFound, OtherEngine
 from asynctask.iterable import item_statuses, unpack
-from asynctask.ledger import corrections, foreign, lending, processes
+from asynctask.ledger import corrections, foreign, lending, processes, search
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, Reject, chunks, in_range, loads, stamp
 from asynctask.ledger.events import (
@@ -339,6 +339,76 @@ def jobs_page(
     with database.read() as connection:
         found = [int(i) for i in connection.execute(statement).scalars()]
     return (_event_object(row) for row in fetch_wide(database, _EVENT, _e.id, _TEXTS, found))
+
+
+# -- the search over all Tasks
+
+
+class FoundEvent(ListedEvent):
+    """The record of a job that a search found, and by what."""
+
+    place: Annotated[str, "For `after`: what follows."]
+    field: Annotated[str, "The field of the item."]
+    value: Annotated[str, "Its value: as the item has it, or in the form that is compared."]
+    task_title: str | None
+
+
+class Found(NamedTuple):
+    """A page of a search: the records of jobs, and the place behind which the next page begins; None on the last page. A
+    page may be short of its limit, or empty, before the last one."""
+
+    events: list[Any]
+    after: str | None
+
+
+_READ_AT_ONCE: Final = 1_000
+_MOST_READ: Final = 10_000
+"""Most values that are read for one page, however few of them are of the field, the worker and the owner asked for."""
+
+
+def search_page(
+    database: Database,
+    wanted: search.Wanted,
+    *,
+    field: str | None = None,
+    worker: str | None = None,
+    owner: str | None = None,
+    after: str | None = None,
+    limit: int = 50,
+    take: Take = list,
+) -> Found:
+    """The jobs that have a value: of this field and worker, and of Tasks of this owner, if given. In the order of
+    :class:`~asynctask.ledger.search.Place`."""
+    place = search.Place.first(wanted) if after is None else search.Place.read(after, wanted)
+    hits: list[search.Hit] = []
+    read, size, more = 0, limit + 1, True
+    while more and len(hits) < limit and read < _MOST_READ:
+        with database.read() as connection:
+            rows = search.behind(connection, wanted, place, size)
+            its = [row for row in rows if field is None or row.field == field]
+            hits += search.visible(connection, its, worker=worker, owner=owner)
+        if rows:
+            place = search.Place(int(rows[-1].id), rows[-1].value)
+        read, more, size = read + len(rows), len(rows) == size, _READ_AT_ONCE
+    if len(hits) > limit:
+        hits, place, more = hits[:limit], hits[limit - 1].place, True
+    return Found(take(_found_events(database, hits)), str(place) if more else None)
+
+
+def _found_events(database: Database, hits: Sequence[search.Hit]) -> Iterator[dict[str, Any]]:
+    left = iter(hits)
+    for row in fetch_wide(database, _EVENT, _e.id, _TEXTS, [hit.event_id for hit in hits]):
+        hit = next(each for each in left if each.event_id == row["id"])
+        failures: Mapping[tuple[int, int | None], Failure] = {}
+        if row["items"] > 1:
+            with database.read() as connection:
+                failures = _failures(connection, [row["id"]])
+        for item in _item_objects(row, (), failures):
+            if hit.row in (None, item["row"]):
+                value = search.as_given(item["params"], hit.field, hit.place.value)
+                found = {"place": str(hit.place), "field": hit.field, "value": value, "task_title": hit.title}
+                yield {**item, **found}
+                break
 
 
 def error_groups(connection: Connection, task_id: int, samples: int = 5) -> list[dict[str, Any]]:

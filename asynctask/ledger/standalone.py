@@ -22,6 +22,7 @@ from asynctask.errors import IdInUse, InputError, JobTimeout
 from asynctask.ledger import lending
 from asynctask.ledger.base import BATCH, Ledger, chunks, dumps
 from asynctask.ledger.events import LAST_ERROR, Change, EventRecord, Failure, Note
+from asynctask.ledger.search import SearchValue, add_alone
 from asynctask.ledger.tasks import close_after, lock
 from asynctask.messages import clean
 
@@ -49,7 +50,8 @@ class Arrival:
     the ledger's clock): when this run of a lone job was sent, if its message contains that. ``anew``: it was sent without
     an Event and has not begun before; if the Event of its id has ended, this is another run. ``broken``: the invalid
     attempt in its message, with which no job begins. ``is_tracked``: false for an untracked job, which has only the row
-    that it needs to be performed, see :func:`asynctask.core.transitions.is_kept`.
+    that it needs to be performed, see :func:`asynctask.core.transitions.is_kept`. ``search``: what a search finds the new
+    Event by.
     """
 
     job_id: str
@@ -62,6 +64,7 @@ class Arrival:
     anew: bool = False
     broken: str = ""
     is_tracked: bool = True
+    search: Sequence[SearchValue] = ()
 
 
 def is_job_id(value: object) -> TypeGuard[str]:
@@ -201,6 +204,7 @@ def _row(job: Arrival, options: str | None) -> dict[str, Any]:
         "params": None if job.params is None else dumps(job.params),
         "options": job.options or options,
         "items": int(job.is_tracked),
+        "search": job.search,
     }
 
 
@@ -221,7 +225,7 @@ def _slices(rows: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
 
 @repeatable
 def _enqueue(ledger: Ledger, part: Sequence[dict[str, Any]], due_at: int | None, now: int) -> dict[str, int]:
-    if due_at is None and len(part) <= _ALONE:
+    if due_at is None and len(part) <= _ALONE and not any(row["search"] for row in part):
         with ledger.database.write_alone() as connection:
             return _insert(connection, part, due_at, now)
     with ledger.database.write() as connection:
@@ -233,8 +237,11 @@ def _enqueue(ledger: Ledger, part: Sequence[dict[str, Any]], due_at: int | None,
 
 def _insert(connection: Connection, rows: Sequence[dict[str, Any]], due_at: int | None, now: int) -> dict[str, int]:
     rows = [{**row, "due_at": due_at, "created_at": now} for row in rows]
+    values = {row["job_id"]: row.pop("search") for row in rows}
     found = insert_new(connection, events, "job_id", rows, ("job_id", "created_at"))
-    return {job_id: now for job_id, created_at in found if created_at == now}
+    created = {job_id: now for job_id, created_at in found if created_at == now}
+    add_alone(connection, {job_id: values[job_id] for job_id in created if values[job_id]})
+    return created
 
 
 def record(ledger: Ledger, job_id: str, status: str, message: str) -> bool:

@@ -31,7 +31,7 @@ from asynctask.database.tables import (
     tasks,
 )
 from asynctask.errors import Conflict, InputError, NotFound
-from asynctask.ledger import children, corrections, sessions
+from asynctask.ledger import children, corrections, search, sessions
 from asynctask.ledger.base import MAX_SLOTS, PURGING, SLOTS_FROM, Ledger, NewItem, Reject, dumps, in_range, loads, try_lock
 from asynctask.ledger.events import EventRecord, lock_order, move_counts, total_counts
 from asynctask.ledger.hints import settle
@@ -469,11 +469,13 @@ def add_jobs(
     jids: Sequence[str],
     now: int,
 ) -> None:
-    """Inserts the Events of new jobs and their positions in the lines of their keys, and counts them. ``added``: a Task's
-    columns without these jobs, and its jobs; one Task, or several new ones."""
+    """Inserts the Events of new jobs, what a search finds them by and their positions in the lines of their keys, and
+    counts them. ``added``: a Task's columns without these jobs, and its jobs; one Task, or several new ones."""
     numbered = [(task["id"], seq, one) for task, items in added for seq, one in enumerate(items, task["created_jobs"])]
     new = [(jid, *each) for jid, each in zip(jids, numbered, strict=True)]
     _insert_events(connection, new, now, {task["id"]: task["worker_name"] for task, _ in added})
+    found = [(value, field, i, seq, row) for _, i, seq, one in new if one.search for field, value, row in one.search]
+    search.add(connection, found)
     keyed = [task["id"] for task, _ in added if task["key_field"] is not None]
     sessions.add_positions(connection, keyed, low=added[0][0]["created_jobs"])
     counts = {

@@ -18,6 +18,7 @@ import orjson
 
 from asynctask.errors import InputError, Problem
 from asynctask.ledger.base import NewItem, dumps
+from asynctask.ledger.search import MAX_FIELD, MAX_FIELDS, SearchValue, values_of
 from asynctask.lists.coerce import (
     Coercer,
     Notation,
@@ -35,7 +36,7 @@ from asynctask.lists.coerce import (
 from asynctask.lists.problems import fault, from_pydantic, in_order, refused_with
 from asynctask.lists.readers.base import CellError, Formatted, RawRow, normalise, report_block, shorten
 from asynctask.lists.written_cells import field_json, fields_of, item_text, jsonable, plain_json, secret_json, storable
-from asynctask.messages import MASK, SECRET, masked
+from asynctask.messages import MASK, SECRET, is_storable, masked
 from asynctask.worker import Worker, is_model
 
 if TYPE_CHECKING:
@@ -115,7 +116,8 @@ class ItemShape:
     """The form of a worker's items; built once per worker.
 
     Arguments: ``model``, the worker's pydantic model, None for any dict; ``columns``, header -> field name, for headers
-    that are not names of the model; ``max_item_bytes``, the largest item as JSON.
+    that are not names of the model; ``max_item_bytes``, the largest item as JSON; ``search``, the fields by whose values a
+    search finds an item.
     Raises :class:`InputError` ``unknown_column`` if ``columns`` names a field that the model does not have.
 
     ``unfit``: why no input of the model can be kept, so that no list can have it; None if it can. ``field_names``: the
@@ -128,6 +130,7 @@ class ItemShape:
         model: type[pydantic.BaseModel] | None,
         columns: Mapping[str, str] | None = None,
         max_item_bytes: int = 65_536,
+        search: Sequence[str] = (),
     ) -> None:
         self.model, self._max_bytes = model, max_item_bytes
         self._columns = dict(columns or {})
@@ -146,6 +149,7 @@ class ItemShape:
         self.expected: frozenset[str] = frozenset(
             [*self._columns, *(each for names in self._names.values() for each in names)]
         )
+        self.search = tuple(dict.fromkeys((isinstance(name, str) and self.field_of(name)) or name for name in search))
         self._own_syntax = own_syntax(model) if model else frozenset()
         self._json_columns = self._plan_json()
         keys = {field: {field, *aliases(info, whole=False)} for field, info in self._fields.items()}
@@ -238,6 +242,36 @@ class ItemShape:
             return name
         wanted = normalise(name)
         return next((field for field, names in self._names.items() if wanted in map(normalise, names)), None)
+
+    def check_search(self) -> None:
+        """Raises :class:`InputError` if ``search`` has a name that is no field, or a field that no search may show."""
+        if len(self.search) > MAX_FIELDS:
+            raise InputError(f"search names {len(self.search)} fields, the most is {MAX_FIELDS}")
+        for name in self.search:
+            if not isinstance(name, str) or not 0 < len(name) <= MAX_FIELD or not is_storable(name):
+                raise InputError(f"search: {name!r:.80} must be the name of a field, of at most {MAX_FIELD} characters")
+            if self.model is not None and name not in self._fields:
+                raise InputError(f"search: {name!r} is no field of the item; its fields: {', '.join(self._fields)}")
+            if name in self.secrets:
+                raise InputError(f"search: {name!r} holds a secret, and what is found is shown; choose another field")
+
+    def indexed(self, item: Any) -> list[SearchValue]:
+        """What a search finds an item by: an instance of the model, or an object as a program sends it. A value without
+        JSON is not found."""
+        found: dict[str, Any] = {}
+        for field in self.search if self.model is not None or isinstance(item, Mapping) else ():
+            if isinstance(item, Mapping):
+                keys = (each for each in (field, *self._names.get(field, ())) if each in item)
+                value = item.get(next(keys, field))
+            else:
+                value = getattr(item, field, None)
+            if not isinstance(value, str | int | float | Decimal | None):
+                try:
+                    value = orjson.loads(item_text(value, field_json))
+                except (TypeError, ValueError):
+                    value = None
+            found[field] = value
+        return values_of(found)
 
     def values(self, row: RawRow) -> Any:
         """The values of a row before conversion."""
@@ -344,7 +378,8 @@ class ItemShape:
             kept = self._with_drawn(data, drawn) or kept
         values = {name: getattr(item, name, None) for name in compared}
         try:
-            return self._stored(row, kept, binding, orjson.loads(item_text(values, secret_json)) if values else None)
+            said = orjson.loads(item_text(values, secret_json)) if values else None
+            return self._stored(row, kept, binding, said, item)
         except TypeError as error:
             return self.refused(row, self._no_json(row, values, error, binding), binding)
 
@@ -437,7 +472,7 @@ class ItemShape:
             parts = given if isinstance(given, Mapping) else {}
             return self.refused(row, self._no_json(row, parts, error, binding), binding)
         found = {name: given.get(name) for name in compared} if isinstance(given, Mapping) else {}
-        return self._stored(row, body, binding, orjson.loads(item_text(found, plain_json)) if found else None)
+        return self._stored(row, body, binding, orjson.loads(item_text(found, plain_json)) if found else None, given)
 
     def _no_json(
         self, row: RawRow, data: Mapping[Any, Any], error: TypeError, binding: Binding | None
@@ -453,7 +488,7 @@ class ItemShape:
         return [fault(row.number, None, "invalid", "not_json", {"words": shorten(str(error))})]
 
     def _stored(
-        self, row: RawRow, body: bytes, binding: Binding | None, compared: Mapping[str, Any] | None = None
+        self, row: RawRow, body: bytes, binding: Binding | None, compared: Mapping[str, Any] | None, item: Any
     ) -> NewItem | Rejected:
         """The item of this JSON text, or its refusal if the ledger cannot keep it."""
         if len(body) > self._max_bytes:
@@ -462,7 +497,7 @@ class ItemShape:
         elif _NUL.search(body):
             problem = fault(row.number, None, "invalid", "nul")
         else:
-            return NewItem(body.decode(), row.number, compared=compared)
+            return NewItem(body.decode(), row.number, compared=compared, search=self.indexed(item) if self.search else ())
         return self.refused(row, [problem], binding)
 
     def _problems(

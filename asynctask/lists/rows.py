@@ -355,7 +355,7 @@ def _with_key(row: NewItem, key: str | None, raw: RawRow, shape: ItemShape, bind
         # Not dataclasses.replace(), which takes as long as all the rest.
         return NewItem(
             row.params, row.row, row.worker_name, row.options, f"{field}\0{text}", row.items, row.last_row, row.number,
-            row.compared,
+            row.compared, row.search,
         )  # fmt: skip
     column = binding.headers.get(field, field) if binding else field
     absent = value is None or (isinstance(value, str) and not value.strip())
@@ -485,7 +485,8 @@ def all_good(rows: Iterable[NewItem | Rejected], max_rows: int) -> Iterator[tupl
             if total > max_rows:
                 raise too_many_items(max_rows)
             if isinstance(row, NewItem):
-                spool.write(dumps([row.params, row.row, row.worker_name, row.options, row.key]).encode() + b"\n")
+                said = [row.params, row.row, row.worker_name, row.options, row.key, row.search]
+                spool.write(dumps(said).encode() + b"\n")
                 continue
             rejected += 1
             if rejected <= MAX_ROWS:
@@ -493,7 +494,11 @@ def all_good(rows: Iterable[NewItem | Rejected], max_rows: int) -> Iterator[tupl
         if rejected:
             raise rows_rejected(rejected, total, tuple(problems))
         spool.seek(0)
-        yield total, (NewItem(*loads(line)) for line in spool)
+        kept = map(loads, spool)
+        yield (
+            total,
+            (NewItem(params, row, job, options, key, search=found) for params, row, job, options, key, found in kept),
+        )
 
 
 # -- duplicates in the fields of the option unique

@@ -63,7 +63,8 @@ class _Slice:
         elif self.open:
             rows = [each.row for each in self.open]
             params = pack(rows, [each.params for each in self.open])
-            self.items.append(NewItem(params, rows[0], items=len(rows), last_row=rows[-1]))
+            search = [(field, value, each.row) for each in self.open for field, value, _ in each.search]
+            self.items.append(NewItem(params, rows[0], items=len(rows), last_row=rows[-1], search=search))
         self.open, self.open_size = [], 0
 
     def begins(self, new: NewTask, names: Names | None, *, strict: bool = False) -> First:

@@ -680,7 +680,7 @@ NO_OPERATION: Final = {
         )
         | _prefixed(
             "asynctask ",
-            "history, tasks, show, watch, jobs, job, workers, config, doctor, report, result, template, db check",
+            "history, tasks, show, watch, jobs, job, search, workers, config, doctor, report, result, template, db check",
         )
         | _prefixed(
             "asynctask ",

@@ -19,7 +19,7 @@ class Product(BaseModel):
     quantity: int = Field(1, ge=1, le=100, title="Quantity")
 
 
-@app.worker(retry=0)
+@app.worker(retry=0, search=["sku", "quantity"])
 def enroll(item: Product) -> dict[str, str]:
     """Enrol a product in the promotion. A SKU that begins with NO is refused, one that begins with BUG breaks."""
     if item.sku.startswith("NO"):

@@ -30,7 +30,7 @@ OPERATIONS = [
     "POST /api/tasks/{task_id}/items", "POST /api/tasks/{task_id}/seal", "POST /api/tasks/{task_id}/retry",
     "GET /api/tasks/{task_id}/rejected", "GET /api/tasks/{task_id}/report.csv",
     "GET /api/tasks/{task_id}/report.xlsx", "GET /api/workers", "GET /api/workers/{name}/template.xlsx",
-    "GET /api/workers/{name}/template.csv", "GET /api/jobs", "POST /api/jobs", "GET /api/jobs/{job_id}",
+    "GET /api/workers/{name}/template.csv", "GET /api/jobs", "POST /api/jobs", "GET /api/jobs/{job_id}", "GET /api/search",
     "GET /healthz", "GET /readyz", "GET /metrics", "POST /api/records", "POST /api/jobs/{job_id}/record",
     "POST /api/jobs/{job_id}/restart",
     "POST /api/jobs/{job_id}/kill", "POST /api/jobs/{job_id}/delete", "POST /api/jobs/{job_id}/dismiss",
