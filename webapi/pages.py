@@ -1,4 +1,4 @@
-"""The pages: a form to submit a list, a page for each Task, the single jobs. ``webapi/static`` fetches what changes."""
+"""The pages: the recent Tasks, a new list, each Task, the single jobs. ``webapi/static`` fetches what changes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Entry(NamedTuple):
 
 
 NAVIGATION: Final = (
-    Entry("Tasks", ("pages.home", "pages.task")),
+    Entry("Tasks", ("pages.home", "pages.new", "pages.task")),
     Entry("Jobs", ("pages.jobs", "pages.job")),
     Entry("API", ("pages.docs",)),
 )
@@ -81,12 +81,18 @@ def missing(_: Exception) -> ResponseReturnValue:
 
 @blueprint.get("/")
 def home() -> ResponseReturnValue:
-    """The form and the recent Tasks."""
+    """The recent Tasks."""
+    return render_template("home.html")
+
+
+@blueprint.get("/new")
+def new() -> ResponseReturnValue:
+    """The form that submits a list."""
     app = asynctask_app()
     suffixes = [suffix for each in FORMATS.values() for suffix in each.suffixes]
     takes_lists = app.list_workers()
     return render_template(
-        "home.html",
+        "new.html",
         workers=[each for each in workers.registered(app) if each["name"] in takes_lists],
         max_file_bytes=app.config.max_file_bytes,
         formats=list(FORMATS),

@@ -257,7 +257,7 @@ def test_a_sheet_behind_a_cover_is_chosen_with_one_click_and_kept_for_the_next_t
 
 
 def test_what_is_done_with_the_rows_is_chosen_and_never_guessed(page: Page, web_alone: str, tmp_path: Path) -> None:
-    page.goto(web_alone)
+    page.goto(f"{web_alone.rstrip('/')}/new")
     worker = page.get_by_label("What should be done")
     expect(worker.locator("option")).to_have_text(["Choose…", "enroll", "gated"])
     expect(worker).to_have_value("")

@@ -279,7 +279,8 @@ def test_pages_offer_what_their_reader_may_do(app: AsyncTask, user: User, form: 
     (event,) = task.events()
     client = as_user(app, user)
     home, page, job = (client.get(path).text for path in ("/", f"/tasks/{task.id}", f"/jobs/{event['job_id']}"))
-    assert ('id="upload"' in home, 'id="correct"' in page) == (form, form)
+    assert ('href="/new"' in home, 'id="correct"' in page) == (form, form)
+    assert client.get("/new").status_code == (200 if form else 403)
     assert ('data-verb="cancel"' in page, 'id="knobs"' in page, 'data-verb="kill"' in job) == (buttons,) * 3
     assert ("data-may-control" in page) is buttons
     assert {'href="/jobs"' in text for text in (home, page, job)} == {jobs}
