@@ -5,14 +5,18 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 from apiflask import APIBlueprint
-from flask import current_app, g, render_template, request, url_for
+from flask import current_app, g, redirect, render_template, request, url_for
 from flask.typing import ResponseReturnValue
+from werkzeug.datastructures import Authorization
 
 from asynctask.access import User
+from asynctask.clock import SECOND
 from asynctask.errors import NotFound
 from asynctask.lists.readers.opening import FORMATS
 from webapi import access, openapi, workers
 from webapi.context import TASK_PAGES, asynctask_app, find_progress, reader_locale, tag
+from webapi.reading import current_request
+from webapi.security import LOGINS, SESSION_S, TooManyAttempts, session_cookie
 
 blueprint: Final = APIBlueprint("pages", __name__, enable_openapi=False)
 
@@ -51,8 +55,8 @@ SEARCH: Final = "pages.search"
 @blueprint.app_context_processor
 def _of_reader() -> dict[str, Any]:
     """What each page depends on: the language of the reader's messages, the theme, and what the reader may do."""
-    user, theme = access.current_user(), request.cookies.get(THEME)
-    searches = SEARCH in current_app.view_functions and access.may_see(user, SEARCH)
+    user, theme, is_known = access.current_user(), request.cookies.get(THEME), g.get("is_known", False)
+    searches = is_known and SEARCH in current_app.view_functions and access.may_see(user, SEARCH)
     return {
         "locale": tag(reader_locale()),
         "themes": THEMES,
@@ -63,8 +67,10 @@ def _of_reader() -> dict[str, Any]:
         "may_control": user.may("control"),
         "may_operate": user.may("operate"),
         "sees_all": user.sees_all,
-        "may_list": user.task_id is None,
-        "navigation": _entries(user),
+        "may_list": is_known and user.task_id is None,
+        "navigation": _entries(user) if is_known else [],
+        "takes_tokens": current_app.extensions[LOGINS].takes_tokens,
+        "may_sign_out": g.get("has_session", False),
     }
 
 
@@ -119,6 +125,59 @@ def jobs() -> ResponseReturnValue:
 def job(job_id: str) -> ResponseReturnValue:
     """One job."""
     return render_template("job.html", job_id=job_id, worker=asynctask_app().event(job_id)["worker_name"])
+
+
+# -- sessions
+
+
+def _is_path(text: str) -> bool:
+    """Whether a text is a path of this server, and of no other: browsers take a backslash for a slash, and drop tabs."""
+    return text.startswith(f"{request.script_root}/") and text[1:2] not in ("/", "\\") and text.isprintable()
+
+
+def _ask_for_token(wrong: str = "", after: str = "", status: int = 200, **headers: str) -> ResponseReturnValue:
+    return render_template("login.html", wrong=wrong, after=after), status, headers
+
+
+@blueprint.get("/login")
+def login() -> ResponseReturnValue:
+    """The form that takes a token."""
+    _refuse_without_tokens()
+    return _ask_for_token()
+
+
+def _refuse_without_tokens() -> None:
+    if not current_app.extensions[LOGINS].takes_tokens:
+        raise NotFound("this server takes no tokens")
+
+
+@blueprint.post("/login")
+def sign_in() -> ResponseReturnValue:
+    """Exchanges a token for a session, and leads to the page that was asked for."""
+    _refuse_without_tokens()
+    incoming, logins = current_request(), current_app.extensions[LOGINS]
+    incoming.load_form()
+    secret, after = incoming.form.get("token", "").strip(), incoming.form.get("after", "")
+    try:
+        user = logins.user_of(Authorization("bearer", token=secret), request.remote_addr or "", request.path)
+    except TooManyAttempts as error:
+        wait = dict(error.headers)["Retry-After"]
+        wrong = f"Too many wrong tokens came from this address. Try again in {wait} s."
+        return _ask_for_token(wrong, after, error.status, **{"Retry-After": wait})
+    if user is None:
+        return _ask_for_token("This token is not valid.", after, 401, **{"WWW-Authenticate": "Bearer"})
+    response = redirect(after if _is_path(after) else url_for("pages.home"), 303)
+    ends_at = asynctask_app().clock.now() // SECOND + SESSION_S
+    response.headers.add("Set-Cookie", session_cookie(logins.session(secret, ends_at), SESSION_S))
+    return response
+
+
+@blueprint.post("/logout")
+def sign_out() -> ResponseReturnValue:
+    """Ends the session of the browser."""
+    response = redirect(url_for("pages.login"), 303)
+    response.headers.add("Set-Cookie", session_cookie("", 0))
+    return response
 
 
 @blueprint.get("/docs")
