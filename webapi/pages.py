@@ -85,10 +85,32 @@ def missing(_: Exception) -> ResponseReturnValue:
     return render_template("missing.html", kind=kind, name=name, all_url=every), 404
 
 
+class Tab(NamedTuple):
+    """A group of Tasks on the overview, and its address with the same filters."""
+
+    name: str
+    group: str | None
+    url: str
+
+
+_TABS: Final = {None: "All", "running": "Running", "attention": "Needs attention", "finished": "Finished"}
+_WITHIN: Final = {
+    "hour": "in the last hour",
+    "day": "in the last day",
+    "week": "in the last week",
+    "month": "in the last month",
+}
+
+
 @blueprint.get("/")
 def home() -> ResponseReturnValue:
-    """The recent Tasks."""
-    return render_template("home.html")
+    """What happens now, and the Tasks."""
+    filters = {name: request.args.get(name, "")[:255] for name in ("worker", "owner", "within")}
+    chosen = {name: value for name, value in filters.items() if value}
+    tabs = [Tab(name, group, url_for("pages.home", group=group, **chosen)) for group, name in _TABS.items()]
+    shown = next((tab for tab in tabs if tab.group == request.args.get("group")), tabs[0])
+    named = sorted(asynctask_app().workers)
+    return render_template("home.html", tabs=tabs, shown=shown, filters=filters, within=_WITHIN, workers=named)
 
 
 @blueprint.get("/new")
