@@ -278,6 +278,8 @@ def _complete_operation(path: str, method: str, operation: dict[str, Any]) -> No
         responses.setdefault("422", {"description": "Something in the request is wrong; `errors` says what"})
     if "{" in path:
         responses.setdefault("404", {"description": "There is no such thing"})
+    if method == "get" and "application/json" in responses.get("200", {}).get("content", {}):
+        responses.setdefault("304", {"description": "Unchanged since the ETag in If-None-Match"})
     if "requestBody" in operation:
         operation["requestBody"]["required"] = True
         responses.setdefault("415", {"description": "Unsupported Media Type"})

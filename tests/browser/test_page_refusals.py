@@ -571,8 +571,8 @@ ANN, EVE = "ann-has-a-secret-of-her-own", "eve-reads-with-this.secret"
 CHANGES = "main form:not([role=search]), [data-verb], [data-again], main dialog"
 
 
-def as_person(browser: Any, name: str, secret: str) -> Page:
-    context = browser.new_context(http_credentials={"username": name, "password": secret})
+def as_person(browser: Any, secret: str) -> Page:
+    context = browser.new_context(extra_http_headers={"Authorization": f"Bearer {secret}"})
     context.set_default_timeout(PATIENCE_MS)
     page: Page = context.new_page()
     return page
@@ -590,7 +590,7 @@ def test_a_reader_sees_everything_and_nothing_that_would_be_refused(browser: Any
         paused.pause()
         job = app.workers["gated"].perform_in(3_600, {"sku": "OK-1"})
         ended.wait(60)
-        reader, writer = as_person(browser, "eve", EVE), as_person(browser, "ann", ANN)
+        reader, writer = as_person(browser, EVE), as_person(browser, ANN)
         changed: list[str] = []
         reader.on(
             "request", lambda request: changed.append(request.method) if request.method not in ("GET", "HEAD") else None
@@ -632,7 +632,7 @@ def test_a_reader_sees_everything_and_nothing_that_would_be_refused(browser: Any
 
 def test_a_page_whose_token_ended_says_so_and_goes_on_with_the_next(browser: Any, tmp_path: Path) -> None:
     file = sheet(tmp_path / "p.xlsx", ("OK-1", 1, "red"))
-    page = as_person(browser, "ann", ANN)
+    page = as_person(browser, ANN)
     with Shop(tmp_path, tokens=f"ann={ANN}").web() as (_, said):
         hand_in(page, said["url"], file, "gated")
         expect(page.get_by_role("button", name="Pause")).to_be_visible()
