@@ -106,8 +106,11 @@ _WITHIN: Final = {
 def home() -> ResponseReturnValue:
     """What happens now, and the Tasks."""
     filters = {name: request.args.get(name, "")[:255] for name in ("worker", "owner", "within")}
-    chosen = {name: value for name, value in filters.items() if value}
-    tabs = [Tab(name, group, url_for("pages.home", group=group, **chosen)) for group, name in _TABS.items()]
+    worker, owner, within = (value or None for value in filters.values())
+    tabs = [
+        Tab(name, group, url_for("pages.home", group=group, worker=worker, owner=owner, within=within))
+        for group, name in _TABS.items()
+    ]
     shown = next((tab for tab in tabs if tab.group == request.args.get("group")), tabs[0])
     named = sorted(asynctask_app().workers)
     return render_template("home.html", tabs=tabs, shown=shown, filters=filters, within=_WITHIN, workers=named)
@@ -205,6 +208,13 @@ def sign_out() -> ResponseReturnValue:
 @blueprint.get("/docs")
 def docs() -> ResponseReturnValue:
     """The OpenAPI document, for people; without anything from other sites."""
-    found = openapi.document()
-    paths = {request.script_root + path: operations for path, operations in found["paths"].items()}
-    return render_template("docs.html", spec={**found, "paths": paths}, spec_url=url_for("openapi.spec"))
+    spec, has_tokens = openapi.document(), current_app.extensions[LOGINS].takes_tokens
+    groups: dict[str, list[dict[str, Any]]] = {tag["name"]: [] for tag in spec["tags"]}
+    for path, operations in sorted(spec["paths"].items()):
+        for method, operation in operations.items():
+            place = request.script_root + path
+            example = openapi.curl(request.host_url.rstrip("/") + place, method, operation, token=has_tokens)
+            shown = {"path": place, "method": method, "example": example, **operation}
+            groups[operation["tags"][0]].append(shown)
+    url = url_for("openapi.spec")
+    return render_template("docs.html", spec=spec, groups=groups, common=openapi.COMMON_RESPONSES, spec_url=url)

@@ -650,7 +650,7 @@ def test_a_page_whose_token_ended_says_so_and_goes_on_with_the_next(browser: Any
 
 def test_the_form_is_not_sent_before_its_script(page: Page, web_alone: str, tmp_path: Path) -> None:
     """The browser would send it by itself, without a key, and a lost answer would be its own error page."""
-    page.route("**/static/new.js", lambda route: route.abort())
+    page.route("**/new.js", lambda route: route.abort())
     page.goto(f"{web_alone.rstrip('/')}/new")
     expect(page.get_by_role("button", name="Start")).to_be_disabled()
 

@@ -97,24 +97,24 @@ def test_a_task_needs_attention_until_its_rows_are_mended(world: World, monkeypa
     parent = first(world, app)
     wait_for(lambda: paused.progress()["state"] == "paused", "it has paused itself")
 
-    def ids(client_query: str) -> list[int]:
-        found = as_user(app, User("chief")).get(f"/api/tasks?{client_query}").json["tasks"]
-        assert [each["task_id"] for each in app.tasks(**dict([client_query.split("=")]))] == [t["task_id"] for t in found]
-        return [each["task_id"] for each in found]
+    def ids(group: str) -> list[int]:
+        found: list[int] = [each["task_id"] for each in app.tasks(group=group)]
+        assert [t["task_id"] for t in as_user(app, User("chief")).get(f"/api/tasks?group={group}").json["tasks"]] == found
+        return found
 
-    assert ids("group=attention") == [parent.id, unread.id, paused.id]
-    assert ids("group=running") == [paused.id]
-    assert ids("group=finished") == [parent.id, unread.id, fine.id]
+    assert ids("attention") == [parent.id, unread.id, paused.id]
+    assert ids("running") == [paused.id]
+    assert ids("finished") == [parent.id, unread.id, fine.id]
     some = sheet(app, report(parent, ALL_OK, only=("3", "4")), resubmit_of=parent.id)
     done(world, app, some)
-    assert parent.id in ids("group=attention"), "two rows are left"
+    assert parent.id in ids("attention"), "two rows are left"
     rest = sheet(
         app, report(parent, {**ALL_OK, "7": {"n": "9", "kind": "ok"}}, only=("5", "7"), kind="all"), resubmit_of=parent.id
     )
     done(world, app, rest)
-    assert (parent.progress()["mended"], ids("group=attention")) == (4, [unread.id, paused.id])
+    assert (parent.progress()["mended"], ids("attention")) == (4, [unread.id, paused.id])
     monkeypatch.setattr(progress, "_ATTENTION_AMONG", 1)
-    assert ids("group=attention") == [paused.id], "of the older ones only those that are not done"
+    assert ids("attention") == [paused.id], "of the older ones only those that are not done"
 
 
 @pytest.mark.each_database(reason="claims, the sums of progress and the locks are statements of each")
