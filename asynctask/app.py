@@ -30,11 +30,13 @@ from asynctask.integrations.remote import JobRecord, Recorded, RemoteWorkers, Re
 from asynctask.iterable import Iterable
 from asynctask.job import GENERATOR, CurrentJob, in_this_process, refuse_work, work_of
 from asynctask.ledger import doctor as doctors
+from asynctask.ledger import history as minutes
 from asynctask.ledger import processes as recovery
 from asynctask.ledger import progress, queries, standalone
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.foreign import engine_of
+from asynctask.ledger.history import By, History, Step
 from asynctask.ledger.progress import Changed
 from asynctask.ledger.purge import Old, Purge, Purged, count_old
 from asynctask.ledger.rates import declared as declared_rates
@@ -1026,6 +1028,26 @@ class AsyncTask(OnDemand):
         """Every registered process, as a dict of its columns."""
         with self._made().ledger.database.read() as connection:
             return recovery.list_processes(connection)
+
+    def history(
+        self,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        *,
+        step: Step | None = None,
+        queue: str | None = None,
+        worker: str | None = None,
+        by: By | None = None,
+    ) -> History:
+        """What ended in each step of a span, with the run times, and what waited.
+
+        ``since``: an hour ago by default; ``step``: by default the shortest with at most 500 points; ``queue`` and
+        ``worker`` choose; ``by``: a series for each ``queue`` or ``worker``, instead of one for all. Raises
+        :class:`InputError`, LedgerUnavailable.
+        """
+        begin, end = minutes.moment("since", since), minutes.moment("until", until)
+        ledger = self._made().ledger
+        return minutes.read(ledger, since=begin, until=end, step=step, queue=queue, worker=worker, by=by)
 
     def check_ready(self) -> None:
         """Raises :class:`Unavailable` if a submission could not be stored: the database accepts no write, or the file

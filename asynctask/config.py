@@ -193,6 +193,7 @@ class Config:
         low=0,
         high=36_500,
     )
+    history_days: float = _field(7.0, "Days for which the history is kept: the counts of each minute.", low=1, high=400)
 
     split_cpu_s: int = _field(
         300,

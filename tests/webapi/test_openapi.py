@@ -50,7 +50,7 @@ OPERATIONS = [
     "POST /api/dead/dismiss", "POST /api/dead/dismiss-all", "GET /api/processes",
     "POST /api/processes/{name}/quiet", "POST /api/processes/{name}/stop", "GET /api/schedules",
     "POST /api/schedules/{name}/run", "PATCH /api/schedules/{name}",
-    "GET /api/rates", "PATCH /api/rates/{name}",
+    "GET /api/history", "GET /api/rates", "PATCH /api/rates/{name}",
 ]  # fmt: skip
 
 

@@ -1,8 +1,9 @@
 // The jobs without a Task, page by page, the queues, and the schedules. Filter and page are in the address, so that a link leads to them.
 
 import { Poller, attempt, call } from "./api.js";
-import { $, drawBadge, el, setText, show, user } from "./dom.js";
-import { SKIPPED, STATUSES, count, duration, when } from "./words.js";
+import { sparkline } from "./chart.js";
+import { $, $$, drawBadge, el, setText, show, user } from "./dom.js";
+import { SKIPPED, STATUSES, count, duration, endedInHour, when } from "./words.js";
 
 const card = $("#jobs-card");
 const body = $("#jobs tbody");
@@ -112,13 +113,30 @@ const others = ({ jobs_of_others: jobs, other_workers: workers }) => `${count(jo
 const note = (queue) => [queue.paused && "paused", queue.unattended && "no process works it", queue.jobs_of_others && others(queue)]
   .filter(Boolean).join(", ");
 
+/** What ended in each queue. */
+const hours = new Map();
+const hourOf = (name) => (hours.has(name) ? [hours.get(name)] : []);
+
+new Poller(`${$("[data-history]").dataset.history}?by=queue`, {
+  every: 60000,
+  has: "series",
+  onData({ series }) {
+    hours.clear();
+    for (const each of series) {
+      const ended = each.finish.map((n, i) => n + each.failed[i] + each.error[i]);
+      hours.set(each.name, sparkline(ended, { label: endedInHour(each.total), bad: each.error }));
+    }
+    for (const cell of $$("#queues [data-of]")) cell.replaceChildren(...hourOf(cell.dataset.of));
+  },
+}).start();
+
 new Poller($("[data-queues]").dataset.queues, {
   every: 5000,
   has: "queues",
   onData({ queues }) {
     $("#queues tbody").replaceChildren(...queues.map((q) =>
       el("tr", {}, el("td", {}, user(q.name)), el("td", { class: "number" }, count(q.waiting)), el("td", {}, q.oldest_s === null ? "" : duration(q.oldest_s)),
-        el("td", { class: "number" }, count(q.processes)), el("td", { class: "number" }, count(q.workers_wanted)), el("td", {}, note(q)))));
+        el("td", { "data-of": q.name }, hourOf(q.name)), el("td", { class: "number" }, count(q.processes)), el("td", { class: "number" }, count(q.workers_wanted)), el("td", {}, note(q)))));
     show($("#queues-box"), queues.length > 0);
     show($("#no-queues"), queues.length === 0);
   },

@@ -17,6 +17,12 @@ export function duration(seconds) {
   return `${rates.format(seconds / 86400)} days`;
 }
 
+/** What ended in the last hour, for those who do not see its chart. */
+export function endedInHour({ finish, failed, error }) {
+  const ended = `${rowsThat(finish + failed + error, "has", "have")} ended in the last hour`;
+  return error ? `${ended}, ${count(error)} of them with an error` : ended;
+}
+
 export const when = (text) => (text ? new Date(text).toLocaleString() : "–");
 
 const days = new Intl.DateTimeFormat(undefined, { dateStyle: "medium" });
