@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 from apiflask import APIBlueprint
-from flask import render_template, request, url_for
+from flask import current_app, g, render_template, request, url_for
 from flask.typing import ResponseReturnValue
 
 from asynctask.access import User
@@ -23,6 +23,11 @@ class Entry(NamedTuple):
     name: str
     pages: tuple[str, ...]
 
+    @property
+    def key(self) -> str:
+        """The key that leads there after ``g``; of two entries with the same one it is the first's."""
+        return self.name[0].lower()
+
 
 NAVIGATION: Final = (
     Entry("Tasks", ("pages.home", "pages.task")),
@@ -36,12 +41,24 @@ def _entries(user: User) -> list[Entry]:
     return [] if user.task_id is not None else [each for each in NAVIGATION if access.may_see(user, each.pages[0])]
 
 
-@blueprint.context_processor
+THEMES: Final = ("light", "dark")
+THEME: Final = "asynctask_theme"
+"""The cookie with the theme that the reader has chosen; frame.js sets it."""
+
+SEARCH: Final = "pages.search"
+
+
+@blueprint.app_context_processor
 def _of_reader() -> dict[str, Any]:
-    """What each page depends on: the language of the reader's messages, and what the reader may do."""
-    user = access.current_user()
+    """What each page depends on: the language of the reader's messages, the theme, and what the reader may do."""
+    user, theme = access.current_user(), request.cookies.get(THEME)
+    searches = SEARCH in current_app.view_functions and access.may_see(user, SEARCH)
     return {
         "locale": tag(reader_locale()),
+        "themes": THEMES,
+        "theme": theme if theme in THEMES else None,
+        "search_url": url_for(SEARCH) if searches else None,
+        "user_name": user.name if "user" in g and user.task_id is None else None,
         "may_submit": user.may("submit"),
         "may_control": user.may("control"),
         "may_operate": user.may("operate"),

@@ -1,5 +1,7 @@
 // Building and filling elements. Data goes in as text only: nothing here, or anywhere, sets innerHTML.
 
+import { ago, when } from "./words.js";
+
 export const $ = (selector, root = document) => root.querySelector(selector);
 export const $$ = (selector, root = document) => [...root.querySelectorAll(selector)];
 
@@ -17,6 +19,14 @@ export function el(tag, attributes = {}, ...children) {
 /** Text of users: in its own direction, whatever surrounds it. */
 export const user = (value, attributes = {}) => el("span", { dir: "auto", class: "user", ...attributes }, String(value ?? ""));
 
+/** A moment: how long ago, or in how long, kept fresh by frame.js, with the exact time as its title. */
+export const moment = (text) => (text ? freshen(el("time", { datetime: text, title: when(text) })) : "–");
+
+export function freshen(node) {
+  setText(node, ago(node.getAttribute("datetime")));
+  return node;
+}
+
 export function setText(node, value) {
   const text = String(value ?? "");
   if (node.textContent !== text) node.textContent = text;
@@ -32,13 +42,13 @@ export function leave(url) {
   return new Promise((resolve) => window.addEventListener("pageshow", (event) => event.persisted && resolve()));
 }
 
-/** Segments in the given order; each is [class, share from 0 to 1]. */
 /** A badge of a word and its colour. */
 export function drawBadge(node, [word, kind]) {
   setText(node, word);
   node.className = `badge ${kind}`;
 }
 
+/** Segments in the given order; each is [class, share from 0 to 1]. */
 export function drawBar(bar, segments, { percent, text }) {
   for (const [i, [kind, share]] of segments.entries()) {
     const fill = bar.children[i] ?? bar.appendChild(el("span", { class: `fill ${kind}` }));

@@ -19,6 +19,25 @@ export function duration(seconds) {
 
 export const when = (text) => (text ? new Date(text).toLocaleString() : "–");
 
+const days = new Intl.DateTimeFormat(undefined, { dateStyle: "medium" });
+const MONTH_S = 30 * 86400;
+
+/** A time as people say it: "3 min ago", "in 20 s"; from a month on, the day. */
+export function ago(text) {
+  const seconds = (Date.now() - new Date(text)) / 1000;
+  if (Math.abs(seconds) >= MONTH_S) return days.format(new Date(text));
+  if (seconds < -5) return `in ${duration(-seconds)}`;
+  return seconds < 5 ? "just now" : `${duration(seconds)} ago`;
+}
+
+/** The time zone of all times shown: "Europe/Berlin (GMT+2)". */
+export function zone() {
+  const parts = new Intl.DateTimeFormat("en", { timeZoneName: "shortOffset" }).formatToParts(new Date());
+  const { timeZone } = Intl.DateTimeFormat().resolvedOptions();
+  const offset = parts.find(({ type }) => type === "timeZoneName").value;
+  return timeZone === offset ? offset : `${timeZone} (${offset})`;
+}
+
 export const STATES = {
   splitting: "reading", running: "running", paused: "paused", finalizing: "closing", finished: "finished",
   cancelled: "cancelled", rejected: "not accepted",
@@ -146,7 +165,7 @@ export const reached = (p) => (p.done ? (p.progress.percent ?? 0) : p.progress.p
 /** Percent and number of rows, where there are any. */
 export const amount = (p) => (p.counts.total || !p.done ? `${percent(p)} of ${count(p.counts.total)} · ` : "");
 
-export const percent = (p) => (p.progress.percent === null ? "–" : `${p.progress.percent} %`);
+export const percent = (p) => (p.progress.percent === null ? "–" : `${Math.floor(p.progress.percent)} %`);
 
 // -- How a request ended without its result ----------------------------------------------------------------------------
 
