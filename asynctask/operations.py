@@ -106,6 +106,7 @@ class QueueInfo(TypedDict):
     processes: Annotated[int, "Live processes that work it."]
     unattended: Annotated[bool, "No live process works it."]
     mend: Annotated[str | None, "What to start if no live process works it."]
+    engine: Annotated[str | None, "The attached engine that keeps it: it is neither paused nor cleared here."]
     next_worker: Annotated[str | None, "The worker of the next of these jobs."]
     jobs_of_others: Annotated[int, "Of these, jobs that the live processes leave to others. Not in `waiting`."]
     other_workers: Annotated[list[str], "Up to ten workers of these, which the processes do not have."]
@@ -348,6 +349,7 @@ class Operations:
                 "processes": works[name],
                 "unattended": not works[name],
                 "mend": None if works[name] else _to_start(name),
+                "engine": engine_of(name),
                 "next_worker": its.next_class,
                 "jobs_of_others": its.others,
                 "other_workers": list(self._others(name, left)) if its.others else [],

@@ -568,7 +568,7 @@ def test_knobs_that_a_browser_would_restore_are_those_of_the_task(page: Page, we
 
 
 ANN, EVE = "ann-has-a-secret-of-her-own", "eve-reads-with-this.secret"
-CHANGES = "main form, [data-verb], [data-again], main input, main select, dialog"
+CHANGES = "main form, [data-verb], [data-again], main input, main select, main dialog"
 
 
 def as_person(browser: Any, name: str, secret: str) -> Page:
@@ -618,6 +618,10 @@ def test_a_reader_sees_everything_and_nothing_that_would_be_refused(browser: Any
         expect(reader.locator("#jobs tbody tr")).to_have_count(1)
         reader.get_by_label("Status").select_option("error")  # a filter changes nothing
         expect(reader.get_by_text("There is no such job.")).to_be_visible()
+        for name in ("failures?list=dead", "failures?list=scheduled", "queues?queue=default", "workers", "schedules"):
+            reader.goto(f"{url}/{name}")
+            reader.wait_for_load_state("networkidle")
+            expect(reader.locator(CHANGES)).to_have_count(0)
         assert changed == []
 
         writer.goto(f"{url}/tasks/{ended.id}")
