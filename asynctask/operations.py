@@ -1074,7 +1074,8 @@ class Operations:
     def templates(self, list_name: str) -> FailureTemplates:
         """The jobs of ``retries`` or ``dead``, grouped by the templates of their last errors.
 
-        Looks at no more than 10,000 rows of Tasks, of jobs without one, and of Redis, those of the newest Tasks first.
+        Looks at no more than 10,000 rows of the newest 1,000 Tasks that have some, 10,000 jobs without a Task and 10,000 in
+        Redis.
         """
         set_name, now = _failing_set(list_name), self._ledger.now()
         found, is_whole = self._failing(set_name)

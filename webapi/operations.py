@@ -221,8 +221,8 @@ def _serve_templates(name: str, its: JobList) -> None:
         Templates,
         endpoint=f"{name}_templates",
         summary=f"The templates of the errors of the {its.jobs}",
-        more="Across Tasks: how many jobs, of which Tasks, and when. At most 10,000 rows of Tasks, of jobs without one, and"
-        " of Redis are looked at, those of the newest Tasks first; `complete` is false if there may be more.",
+        more="Across Tasks: how many jobs, of which Tasks, and when. Looks at no more than 10,000 rows of the newest 1,000"
+        " Tasks that have some, 10,000 jobs without a Task and 10,000 in Redis; `complete` is false if there may be more.",
     )
     def templates() -> Response:
         return _uncached(_operations().templates(name))

@@ -584,6 +584,9 @@ class DeadCount:
 SCANNED: Final = 10_000
 """Largest number of rows that :func:`failing_ids` reads, of Tasks and of jobs without one each."""
 
+SCANNED_TASKS: Final = 1_000
+"""Largest number of Tasks of which it reads rows."""
+
 _READ_AT_ONCE: Final = 1_000
 
 _FAILING = sa.select(
@@ -609,25 +612,40 @@ class FailingJob(NamedTuple):
 def failing_ids(connection: Connection, set_name: str, now: int) -> tuple[list[int], bool]:
     """The Event ids of the retries or the dead, those of the newest Tasks first, and whether these are all.
 
-    No index tells dead jobs from refused ones, or retries from other jobs that wait: it reads at most :data:`SCANNED` rows
-    that may be one, of Tasks and of jobs without one each.
+    No index tells dead jobs from refused ones, or retries from other jobs that wait. So it reads the newest
+    :data:`SCANNED_TASKS` Tasks whose counts have some, and at most :data:`SCANNED` rows of them that may be one; of jobs
+    without a Task as many.
     """
+    is_dead = set_name == DEAD
+    has = sa.func.sum(_n.error if is_dead else _n.retrying) > 0
+    newest = sa.select(_n.task_id).group_by(_n.task_id).having(has).order_by(_n.task_id.desc()).limit(SCANNED_TASKS)
+    of_tasks = [int(i) for i in connection.execute(newest).scalars()]
+    found, is_whole, left = list[int](), len(of_tasks) < SCANNED_TASKS, SCANNED
+    for task_id in of_tasks:
+        ids, read = _failing_of(connection, set_name, _e.task_id == task_id, now, left)
+        found += ids
+        left -= read
+        if not left:
+            break
+    alone, read = _failing_of(connection, set_name, _e.task_id.is_(None), now, SCANNED)
+    return found + alone, is_whole and left > 0 and read < SCANNED
+
+
+def _failing_of(connection: Connection, set_name: str, where: Any, now: int, limit: int) -> tuple[list[int], int]:
+    """The Event ids of a list among at most ``limit`` rows that may be in it, the latest first, and how many were read."""
     if set_name == DEAD:
-        named, order, index = _e.problem.is_not(None), _e.id, "ix_events_problem"
+        where, order, index = where & _e.problem.is_not(None), _e.id, "ix_events_problem"
     else:
-        named, order, index = _e.due_at.is_not(None) & (_e.due_at < BLOCKED), _e.due_at, "ix_events_task_due"
-    found, is_whole = list[int](), True
-    for of_task in (_e.task_id.is_not(None), _e.task_id.is_(None)):
-        rows = connection.execute(
-            sa.select(_e.id, sa.case((in_list(set_name, now), 1), else_=0))
-            .with_hint(events, f"FORCE INDEX ({index})", "mariadb")
-            .where(of_task, named)
-            .order_by(_e.task_id.desc(), order.desc())
-            .limit(SCANNED)
-        ).all()
-        found += [int(event_id) for event_id, is_listed in rows if is_listed]
-        is_whole = is_whole and len(rows) < SCANNED
-    return found, is_whole
+        where, order, index = where & (_e.due_at < BLOCKED), _e.due_at, "ix_events_task_due"
+    statement = (
+        sa.select(_e.id, sa.case((in_list(set_name, now), 1), else_=0))
+        .with_hint(events, f"FORCE INDEX ({index})", "mariadb")
+        .where(where)
+        .order_by(order.desc())
+        .limit(limit)
+    )
+    rows = connection.execute(statement).all()
+    return [int(event_id) for event_id, is_listed in rows if is_listed], len(rows)
 
 
 def failing_jobs(database: Database, event_ids: Sequence[int]) -> Iterator[FailingJob]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import threading
 from typing import Any
 
 import pytest
 from support.world import World, numbers
 
 from asynctask import AsyncTask
+from asynctask._version import __version__
 from asynctask.cli.root import run
 from asynctask.errors import InputError, NotFound
 from asynctask.ledger import queries
@@ -165,3 +167,34 @@ def test_untracked_jobs_in_redis_are_grouped_and_run_again_by_template(world: Wo
     with world.working(app):
         wait_for(lambda: not any(each["waiting"] for each in app.operations.queues()), "they ran")
     assert app.operations.templates("dead")["jobs"] == 0
+
+
+@pytest.mark.each_database(reason="each reads the jobs that run by an index of its own")
+def test_a_process_names_the_tracked_jobs_that_it_runs(world: World) -> None:
+    app = world.app()
+    leave = threading.Event()
+    for name, tracked in (("held", True), ("loose", False)):
+        app.worker(lambda item: leave.wait(60) and None, name=name, retry=0, use_task_event=tracked)
+    task = app.submit("held", numbers(2))
+    lone = str(app.workers["held"].perform_async(*numbers(1, 9)))
+    app.workers["loose"].perform_async(*numbers(1, 10))
+    with world.working(app):
+        try:
+
+            def jobs() -> list[dict[str, Any]]:
+                return [dict(job) for each in app.operations.processes() for job in each["jobs"]]
+
+            wait_for(lambda: len(jobs()) == 3, "all tracked ones are known to run")
+            assert {(job["job_id"], job["task_id"], job["worker"]) for job in jobs()} == {
+                *((event["job_id"], task.id, "held") for event in task.events()),
+                (lone, None, "held"),
+            }
+            (process,) = (each for each in app.operations.processes() if each["kind"] == "worker")
+            assert (process["version"], len(process["jobs"])) == (__version__, 3)
+            client: Any = create_app(app).test_client()
+            (served,) = (each for each in client.get("/api/processes").json["processes"] if each["jobs"])
+            assert {job["job_id"] for job in served["jobs"]} == {job["job_id"] for job in jobs()}
+        finally:
+            leave.set()
+        task.wait(60)
+        wait_for(lambda: not jobs(), "none runs")

@@ -106,7 +106,7 @@ function showTemplates({ templates: found, jobs: number, complete }) {
 
 const refresh = async () => showTemplates(await call(`${api}/templates`, { has: "templates" }));
 
-if (drawTemplates) new Poller(`${api}/templates`, { every: 15000, has: "templates", onData: showTemplates }).start();
+if (drawTemplates) new Poller(`${api}/templates`, { every: 30000, has: "templates", onData: showTemplates }).start();
 
 // -- One by one --------------------------------------------------------------------------------------------------------
 
