@@ -1,8 +1,10 @@
-"""The pages: the recent Tasks, a new list, each Task, the single jobs. ``webapi/static`` fetches what changes."""
+"""The pages: the overview, a new list, each Task, and the operator's console: jobs, failures, queues, workers and schedules.
+``webapi/static`` fetches what changes."""
 
 from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
+from urllib.parse import urlsplit
 
 from apiflask import APIBlueprint
 from flask import current_app, g, redirect, render_template, request, url_for
@@ -11,8 +13,10 @@ from werkzeug.datastructures import Authorization
 
 from asynctask.access import User
 from asynctask.clock import SECOND
-from asynctask.errors import NotFound
+from asynctask.errors import NotFound, SchemaOutdated, Unavailable
 from asynctask.lists.readers.opening import FORMATS
+from asynctask.operations import FAILING, LISTS
+from asynctask.worker import WEBHOOK
 from webapi import access, openapi, workers
 from webapi.context import TASK_PAGES, asynctask_app, find_progress, reader_locale, tag
 from webapi.reading import current_request
@@ -36,13 +40,31 @@ class Entry(NamedTuple):
 NAVIGATION: Final = (
     Entry("Tasks", ("pages.home", "pages.new", "pages.task")),
     Entry("Jobs", ("pages.jobs", "pages.job")),
+    Entry("Failures", ("pages.failures",)),
+    Entry("Queues", ("pages.queues",)),
+    Entry("Workers", ("pages.workers_page",)),
+    Entry("Schedules", ("pages.schedules",)),
     Entry("API", ("pages.docs",)),
 )
 
 
 def _entries(user: User) -> list[Entry]:
-    """The entries whose pages the user may see."""
-    return [] if user.task_id is not None else [each for each in NAVIGATION if access.may_see(user, each.pages[0])]
+    """The entries whose pages the user may see, the failures with their number."""
+    shown = [] if user.task_id is not None else [each for each in NAVIGATION if access.may_see(user, each.pages[0])]
+    return [_counted(each) if each.pages[0] == "pages.failures" else each for each in shown]
+
+
+def _counted(entry: Entry) -> Entry:
+    dead = _dead()
+    return entry._replace(name=f"{entry.name} ({dead:,})") if dead else entry
+
+
+def _dead() -> int:
+    """How many jobs are dead; 0 if nobody can say, because a page is shown without the database, too."""
+    try:
+        return asynctask_app().operations.dead()
+    except (Unavailable, SchemaOutdated):
+        return 0
 
 
 THEMES: Final = ("light", "dark")
@@ -50,6 +72,9 @@ THEME: Final = "asynctask_theme"
 """The cookie with the theme that the reader has chosen; frame.js sets it."""
 
 SEARCH: Final = "pages.search"
+
+TABS: Final = {"retries": "Failing now", "dead": "Dead", "scheduled": "Scheduled"}
+"""The lists of jobs, as the page of failures names them."""
 
 
 @blueprint.app_context_processor
@@ -142,7 +167,7 @@ def task(task_id: int) -> ResponseReturnValue:
 
 @blueprint.get("/jobs")
 def jobs() -> ResponseReturnValue:
-    """The jobs without a Task, and the queues."""
+    """The jobs without a Task."""
     return render_template("jobs.html", workers=sorted(asynctask_app().workers))
 
 
@@ -150,6 +175,36 @@ def jobs() -> ResponseReturnValue:
 def job(job_id: str) -> ResponseReturnValue:
     """One job."""
     return render_template("job.html", job_id=job_id, worker=asynctask_app().event(job_id)["worker_name"])
+
+
+@blueprint.get("/failures")
+def failures() -> ResponseReturnValue:
+    """What waits for a retry, is dead or scheduled, of all Tasks; the first two by the templates of their errors."""
+    name = request.args.get("list")
+    if name not in LISTS:
+        name = "dead" if _dead() else "retries"
+    return render_template("failures.html", lists=TABS, current=name, failing=name in FAILING)
+
+
+@blueprint.get("/queues")
+def queues() -> ResponseReturnValue:
+    """What waits in each queue, who works it, and the jobs of one."""
+    return render_template("queues.html")
+
+
+@blueprint.get("/workers")
+def workers_page() -> ResponseReturnValue:
+    """The processes with their threads, and the registered workers."""
+    return render_template("workers.html", workers=workers.registered(asynctask_app()))
+
+
+@blueprint.get("/schedules")
+def schedules() -> ResponseReturnValue:
+    """The schedules of periodic tasks, and the deliveries of webhooks."""
+    config = asynctask_app().config
+    # The rest of the URL may be a secret.
+    everywhere = urlsplit(config.webhook_url).hostname if config.webhook_url else None
+    return render_template("schedules.html", webhook_host=everywhere, may_send=bool(config.webhook_secret), webhook=WEBHOOK)
 
 
 # -- sessions

@@ -616,6 +616,10 @@ def test_a_reader_sees_everything_and_nothing_that_would_be_refused(browser: Any
         expect(reader.locator("#jobs tbody tr")).to_have_count(1)
         reader.get_by_label("Status").select_option("error")  # a filter changes nothing
         expect(reader.get_by_text("There is no such job.")).to_be_visible()
+        for name in ("failures?list=dead", "failures?list=scheduled", "queues?queue=default", "workers", "schedules"):
+            reader.goto(f"{url}/{name}")
+            reader.wait_for_load_state("networkidle")
+            expect(reader.locator(CHANGES)).to_have_count(0)
         assert changed == []
 
         writer.goto(f"{url}/tasks/{ended.id}")

@@ -48,6 +48,10 @@ OPERATIONS = [
     "POST /api/scheduled/delete-all", "GET /api/dead", "GET /api/dead/search", "POST /api/dead/restart",
     "POST /api/dead/restart-all", "POST /api/dead/delete", "POST /api/dead/delete-all",
     "POST /api/dead/dismiss", "POST /api/dead/dismiss-all", "GET /api/processes",
+    "GET /api/retries/templates", "POST /api/retries/templates/{template}/restart",
+    "POST /api/retries/templates/{template}/kill", "POST /api/retries/templates/{template}/delete",
+    "GET /api/dead/templates", "POST /api/dead/templates/{template}/restart",
+    "POST /api/dead/templates/{template}/delete", "POST /api/dead/templates/{template}/dismiss",
     "POST /api/processes/{name}/quiet", "POST /api/processes/{name}/stop", "GET /api/schedules",
     "POST /api/schedules/{name}/run", "PATCH /api/schedules/{name}",
     "GET /api/history", "GET /api/rates", "PATCH /api/rates/{name}",
@@ -197,6 +201,7 @@ def test_every_route_is_told_about_in_the_docs(app: AsyncTask) -> None:
             rule.rule.replace("<int:task_id>", "{task_id}").replace("<job:job_id>", "{job_id}").replace("<name>", "{name}")
         )
         path = path.replace("<path:filename>", "{filename}").replace("<version>", "{version}")
+        path = path.replace("<template>", "{template}")
         for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}:
             assert f"### `{method} {path}`\n" in text, f"docs/reference/http.md needs a section: ### `{method} {path}`"
 

@@ -5,6 +5,12 @@ const rates = new Intl.NumberFormat(undefined, { maximumFractionDigits: 1 });
 
 export const count = (n) => numbers.format(n);
 export const rows = (n) => `${count(n)} ${n === 1 ? "row" : "rows"}`;
+/** A number of things: "1 job", "1,200 jobs". */
+export const things = (n, one, many = `${one}s`) => `${count(n)} ${n === 1 ? one : many}`;
+export const rate = (n) => rates.format(n);
+/** Memory: "120 MB". */
+export const bytes = (n) => `${numbers.format(Math.round(n / 1_000_000))} MB`;
+
 /** A number of rows with its verb: "1 row was", "2 rows were". */
 const rowsThat = (n, one, many) => `${rows(n)} ${n === 1 ? one : many}`;
 
