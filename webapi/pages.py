@@ -1,5 +1,5 @@
-"""The pages: the overview, a new list, each Task, and the operator's console: jobs, failures, queues, workers and schedules.
-``webapi/static`` fetches what changes."""
+"""The pages: the overview, a new list, each Task, and the operator's console: jobs, failures, queues, workers and
+schedules. ``webapi/static`` fetches what changes."""
 
 from __future__ import annotations
 
@@ -110,6 +110,16 @@ def missing(_: Exception) -> ResponseReturnValue:
     return render_template("missing.html", kind=kind, name=name, all_url=every), 404
 
 
+_FIGURES: Final = (
+    ("running", "Running", "pages.workers_page"),
+    ("waiting", "Waiting", "pages.queues"),
+    ("rate", "Rows per second", "pages.queues"),
+    ("failures", "Failures in the last hour", "pages.failures"),
+    ("workers", "Live workers", "pages.workers_page"),
+)
+"""The figures of the overview: name, label, and the page that explains it."""
+
+
 class Tab(NamedTuple):
     """A group of Tasks on the overview, and its address with the same filters."""
 
@@ -138,7 +148,9 @@ def home() -> ResponseReturnValue:
     ]
     shown = next((tab for tab in tabs if tab.group == request.args.get("group")), tabs[0])
     named = sorted(asynctask_app().workers)
-    return render_template("home.html", tabs=tabs, shown=shown, filters=filters, within=_WITHIN, workers=named)
+    return render_template(
+        "home.html", figures=_FIGURES, tabs=tabs, shown=shown, filters=filters, within=_WITHIN, workers=named
+    )
 
 
 @blueprint.get("/new")

@@ -1,8 +1,9 @@
 // The overview: what happens now, and the Tasks. Group and filters are in the address, so that a link leads to them.
 
 import { Poller, attempt, call } from "./api.js";
+import { sparkline } from "./chart.js";
 import { $, drawBadge, drawBar, el, moment, setText, show, user } from "./dom.js";
-import { amount, badge, count, duration, pace, percent, problems, reached, remark, segments, sentence } from "./words.js";
+import { amount, badge, count, duration, pace, percent, problems, rate, reached, remark, rows, segments, sentence } from "./words.js";
 
 const PAGE = 20;
 const HOUR_MS = 3_600_000;
@@ -16,7 +17,7 @@ const now = $("#now");
 function figure(name, value, note = "", bad = false) {
   const tile = $(`#now-${name}`);
   setText($("strong", tile), value);
-  setText($("small", tile), note);
+  setText($("small", tile), note || "");
   tile.classList.toggle("bad", bad);
 }
 
@@ -37,7 +38,28 @@ function drawProcesses({ processes }) {
   figure("workers", count(live.length), lost ? `${count(lost)} do not answer` : "", lost > 0 || live.length === 0);
 }
 
+const MINUTES = 5;
+
+function trend(name, values, bad, label) {
+  $(`#now-${name} .trend`).replaceChildren(sparkline(values, { label, bad }));
+}
+
+function drawHistory({ series: [all], until }) {
+  const failed = all ? all.failed.map((n, i) => n + all.error[i]) : [];
+  const ended = failed.map((n, i) => n + all.finish[i]);
+  const recent = ended.slice(-MINUTES).reduce((sum, n) => sum + n, 0);
+  const ahead = Math.min(60, Math.max(0, (new Date(until) - Date.now()) / 1000)); // of the minute that is not over
+  figure("rate", rate(recent / (60 * MINUTES - ahead)), `in the last ${MINUTES} minutes`);
+  const total = failed.reduce((sum, n) => sum + n, 0);
+  figure("failures", count(total), total && `of ${rows(ended.reduce((sum, n) => sum + n, 0))}`);
+  if (!all) return;
+  trend("rate", ended, failed, "Rows that ended in each minute of the last hour");
+  trend("failures", failed, failed, "Rows that failed in each minute of the last hour");
+  trend("waiting", all.waiting, [], "Jobs that waited in each minute of the last hour");
+}
+
 if (now) {
+  new Poller(now.dataset.history, { every: 30_000, has: "series", onData: drawHistory }).start();
   new Poller(now.dataset.queues, { every: 5000, has: "queues", onData: drawQueues }).start();
   new Poller(now.dataset.processes, { every: 5000, has: "processes", onData: drawProcesses }).start();
 }
@@ -103,7 +125,7 @@ function arrange() {
     if (by) under.set(by, [...(under.get(by) ?? []), found]);
     else top.push(found);
   }
-  const rows = [];
+  const order = [];
   const place = (found, depth, visible) => {
     const earlier = under.get(found.p.task_id) ?? [];
     found.row.classList.toggle("earlier", depth > 0);
@@ -111,12 +133,12 @@ function arrange() {
     show(found.fold, earlier.length > 0);
     found.fold.setAttribute("aria-expanded", String(found.open));
     setText(found.fold, earlier.length === 1 ? "1 earlier attempt" : `${count(earlier.length)} earlier attempts`);
-    rows.push(found.row);
+    order.push(found.row);
     for (const each of earlier) place(each, depth + 1, visible && found.open);
   };
   for (const found of top) place(found, 0, true);
-  rows.forEach((row, i) => body.children[i] !== row && body.insertBefore(row, body.children[i] ?? null));
-  show($("#no-tasks"), rows.length === 0);
+  order.forEach((row, i) => body.children[i] !== row && body.insertBefore(row, body.children[i] ?? null));
+  show($("#no-tasks"), order.length === 0);
 }
 
 function take(tasks) {
