@@ -92,7 +92,7 @@ def test_an_operator_finds_what_needs_attention_by_keyboard_in_the_dark_and_on_a
         cell = page.locator("#tasks tbody td").nth(2)
         expect(cell).to_have_attribute("data-label", "Progress")
         assert cell.evaluate("(node) => getComputedStyle(node, '::before').content") == '"Progress"'
-        assert page.get_by_role("cell").count() == 7, "it is a table to a reader of screens still"
+        assert page.get_by_role("row").count() == 2, "it is a table to a reader of screens still"
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
         shop.open_gate(1)
         slow.wait(60)
