@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, over
 
 from asynctask.access import LINKABLE, MAX_LINK_S, Link, sign
 from asynctask.brokers.admin import MAX_PAGE
-from asynctask.clock import SECOND, Clock, Ids, SystemClock, SystemIds, micros, rfc3339
+from asynctask.clock import SECOND, Clock, Ids, SystemClock, SystemIds, from_datetime, micros, rfc3339
 from asynctask.config import HOW_TO_MAKE_ONE, WHSEC_FORM, check_setting, load
 from asynctask.core.transitions import CALLBACKS, MERGE
 from asynctask.errors import AsyncTaskError, ConfigError, InputError, NoLinks, UnknownWorker
@@ -939,6 +939,8 @@ class AsyncTask(OnDemand):
         self,
         *,
         ids: Collection[int] | None = None,
+        group: str | None = None,
+        since: datetime | None = None,
         state: str | None = None,
         worker: str | None = None,
         owner: str | None = None,
@@ -947,14 +949,21 @@ class AsyncTask(OnDemand):
         limit: int = 50,
         take: queries.Take = list,
     ) -> list[Any]:
-        """Progress objects, newest first, of the Tasks that match. ``parent``: only children of this Task; ``after``: the
-        last id of the previous page; ``take`` as in :class:`TaskHandle`."""
+        """Progress objects, newest first, of the Tasks that match. ``group``: ``running`` (not done), ``finished``, or
+        ``attention``: with rows that failed or were not accepted and have not succeeded since in a correction, or with a
+        list, a callback or a limit of failures that needs a person; of the last 10,000 Tasks, and of older ones that are
+        not done. ``since``: submitted at this time or later; ``parent``: only children of this Task; ``after``: the last id
+        of the previous page; ``take`` as in :class:`TaskHandle`. Raises :class:`InputError` for an unknown group."""
+        if group not in (None, *progress.GROUPS):
+            raise InputError(f"group must be {', '.join(progress.GROUPS)}, not {str(group)[:80]!r}", code="invalid_option")
         core = self._made()
         return take(
             progress.progress_page(
                 core.ledger.database,
                 core.ledger.now(),
                 ids=ids,
+                group=group,
+                since=None if since is None else from_datetime(since),
                 state=state,
                 worker=worker,
                 owner=owner,

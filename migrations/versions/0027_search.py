@@ -1,7 +1,7 @@
 """The search over all Tasks: values of items.
 
 Revision ID: 0027
-Revises: 0025
+Revises: 0026
 """
 
 from __future__ import annotations

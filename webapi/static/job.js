@@ -1,7 +1,7 @@
 // One job: its record, and what can be done about it.
 
 import { Poller, attempt, call, linked } from "./api.js";
-import { $, $$, drawBadge, el, setText, show, user } from "./dom.js";
+import { $, $$, drawBadge, el, setText, show, sure, user } from "./dom.js";
 import { STATUSES, count, when } from "./words.js";
 
 const page = $("#job");
@@ -110,14 +110,4 @@ async function act(button) {
   if (verb in ASKED && !(await sure(...ASKED[verb]))) return;
   await attempt($("#problem"), button, async () => draw(await call(`${self}/${verb}`, { method: "POST", has: "job_id" })));
   poller.now();
-}
-
-function sure(heading, text, yes) {
-  setText($("#confirm-heading"), heading);
-  setText($("#confirm-text"), text);
-  setText($("#confirm-yes"), yes);
-  const dialog = $("#confirm");
-  dialog.returnValue = "no";
-  dialog.showModal();
-  return new Promise((resolve) => dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), { once: true }));
 }
