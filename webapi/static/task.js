@@ -416,7 +416,7 @@ function openPart() {
     if (name !== "" && tile.hash === location.hash) tile.setAttribute("aria-current", "true");
     else tile.removeAttribute("aria-current");
   }
-  if (current !== null) poller.now();
+  if (current !== null) poller.anew();
 }
 
 for (const tab of tabs) {
