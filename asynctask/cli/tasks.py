@@ -386,6 +386,8 @@ def job(session: Session, job_id: str) -> int:
             "last message": _last_message(event),
             "last error": error.get("message"),
             "of process": error.get("process"),
+            "failed before": event["previous_failed"],
+            "failed next": event["next_failed"],
         }
     )
     if event["traceback"] is not None:

@@ -189,7 +189,10 @@ def _to_reopen(
     if but_taken:
         found = found.where((_e["items"] > 1) | corrections.not_taken(task_id))
     if (rows := only.get("rows")) is not None:
-        found = found.where(with_rows(rows))
+        named = sa.exists().where(_x.event_id == _e.id, _x.row.in_(rows), _x.status.in_(statuses))
+        if Status.CANCELLED in statuses:  # such an item has no entry of its own
+            named |= (_e.n_cancelled > 0) & with_rows(rows)
+        found = found.where(sa.case((_e["items"] > 1, named), else_=_e.first_row.in_(rows)))
     if only["digests"] is not None:
         failed = sa.exists().where(_x.event_id == _e.id, _x.digest.in_(only["digests"]), _x.status.in_(statuses))
         found = found.where(failed)
@@ -365,7 +368,7 @@ def _change_rows(ledger: Ledger, task_id: int) -> tuple[bool | None, list[Change
         last, whole = found[-1][1] if found else -1, len(found) == size
         if is_retry and any(items > 1 for _, _, items in found):
             slices = _chosen_items(connection, found, wanted, only, left, task_id if but_taken else None)
-            found = [each for each in found if each[2] == 1 or each[0] in slices]
+            found = [each for each in found if each[2] == 1 or slices.get(each[0])]
         lent = lending.lent_ranges(connection, task_id)
         applied = apply(connection, ledger, [_row_change(ledger, task, i, slices.get(i), lent) for i, *_ in found])
         left -= sum(len(slices[i]) if items > 1 and i in slices else 1 for i, _, items in found)

@@ -260,6 +260,15 @@ def event(connection: Connection, job_id: str) -> dict[str, Any]:
     return {**_event_object(dict(row)), "last_error": loads(row["last_error"]), "traceback": row["traceback"]}
 
 
+def failed_beside(connection: Connection, task_id: int | None, event_id: int) -> tuple[str | None, str | None]:
+    """The job ids of the failed jobs of a Task next to an Event, before and behind it; None without such."""
+    if task_id is None:
+        return None, None
+    failed = sa.select(_e.job_id).where(_e.task_id == task_id, _e.problem.is_not(None), _has_item(PROBLEM)).limit(1)
+    before = connection.scalar(failed.where(_e.id < event_id).order_by(_e.id.desc()))
+    return before, connection.scalar(failed.where(_e.id > event_id).order_by(_e.id))
+
+
 def event_page(
     database: Database,
     task_id: int,

@@ -41,7 +41,7 @@ export const line = (columns, item, faulty = new Set()) => columns.map(([name, h
 /** A table that is read page by page, forward and back, and loaded again only when what it shows has changed. */
 export class Pages {
   constructor(name, url, items, fill) {
-    Object.assign(this, { url, items, fill, starts: [null], next: null, number: 0, seen: null, loading: Promise.resolve() });
+    Object.assign(this, { url, items, fill, starts: [null], from: null, next: null, number: 0, seen: null, loading: Promise.resolve() });
     const button = (word, step) => {
       const node = el("button", { type: "button", class: "ghost" }, word);
       node.addEventListener("click", () => this.turn(node, step));
@@ -63,9 +63,9 @@ export class Pages {
     this.seen = state;
   }
 
-  /** Begins anew: other rows are asked for. */
-  reset() {
-    Object.assign(this, { starts: [null], seen: null, number: 0 });
+  /** Begins anew: other rows are asked for, those behind `after` if it is given. */
+  reset(after = null) {
+    Object.assign(this, { starts: after === null ? [null] : [null, after], from: after, seen: null, number: 0 });
   }
 
   async turn(button, step) {
@@ -101,7 +101,8 @@ export class Pages {
   draw(length) {
     const first = (this.starts.length - 1) * PAGE;
     const shown = `${count(first + 1)}–${count(first + length)}`;
-    setText(this.where, length === 0 || this.number === null ? "" : `${shown} of ${count(this.number)}`);
+    const unknown = length === 0 || this.number === null || (this.from !== null && this.starts.length > 1);
+    setText(this.where, unknown ? "" : `${shown} of ${count(this.number)}`);
     this.enable();
     const several = this.starts.length > 1 || this.next !== null;
     show(this.back, several);
@@ -126,7 +127,7 @@ const keyOf = (event) => `${event.id}.${event.row}`;
  */
 export class Rows {
   constructor({ self, of, choose, report, retry, mayRetry }) {
-    Object.assign(this, { self, of, retry, mayRetry, status: "", text: "", columns: null, shown: new Map(), heads: "", progress: null });
+    Object.assign(this, { self, of, retry, mayRetry, status: "", text: "", from: null, columns: null, shown: new Map(), heads: "", progress: null });
     /** The chosen rows: number and status as it was last seen. */
     this.chosen = new Map();
     this.form = $("#filter");
@@ -149,14 +150,15 @@ export class Rows {
   /** Shows the rows that a query of the address asks for. */
   filter(query) {
     const [status, text] = [query.get("status") ?? "", query.get("text") ?? ""];
+    const from = /^\d{1,15}$/.test(query.get("from") ?? "") ? query.get("from") : null;
     this.form.status.value = status;
     if (this.form.status.selectedIndex < 0) this.form.status.value = "";
     this.form.text.value = text;
-    if (this.form.status.value === this.status && text === this.text) return;
-    Object.assign(this, { status: this.form.status.value, text });
+    if (this.form.status.value === this.status && text === this.text && from === this.from) return;
+    Object.assign(this, { status: this.form.status.value, text, from });
     this.chosen.clear();
     this.drawChosen();
-    this.pages.reset();
+    this.pages.reset(from === null ? null : String(Math.max(0, Number(from) - 1)));
   }
 
   query() {
@@ -195,7 +197,6 @@ export class Rows {
   }
 
   words(length, more) {
-    if (length === 0 && more) return `Nothing in the rows that were searched; go on with “Later”.`;
     if (length === 0) return this.status || this.text ? "Nothing fits this." : "There is nothing yet.";
     return this.text && more ? "There may be more." : "";
   }
