@@ -143,7 +143,7 @@ export class Rows {
     this.pages = new Pages("rows", () => `${self}/events?${this.query()}&`, "events", (page) => this.fill(page));
     $("#rows").addEventListener("change", (event) => this.tick(event.target));
     $("#chosen-none").addEventListener("click", () => { this.chosen.clear(); this.drawChosen(); $("#panel-rows").focus(); });
-    report($("#chosen-report"), () => `${self}/report.xlsx?rows=all&only_rows=${[...this.chosen.keys()].join(",")}`);
+    report($("#chosen-report"), () => this.report());
     $("#chosen-retry")?.addEventListener("click", () => this.again());
   }
 
@@ -159,6 +159,11 @@ export class Rows {
     this.chosen.clear();
     this.drawChosen();
     this.pages.reset(from === null ? null : String(Math.max(0, Number(from) - 1)));
+  }
+
+  /** The file of the chosen rows. */
+  report() {
+    return `${this.self}/report.xlsx?rows=all&only_rows=${[...this.chosen.keys()].join(",")}`;
   }
 
   query() {
@@ -243,6 +248,7 @@ export class Rows {
     if (every) every.checked = this.ticks().length > 0 && this.ticks().every((each) => each.checked);
     const n = this.chosen.size;
     show($("#chosen"), n > 0);
+    $("#chosen-report").href = linked(this.report());
     setText($("#chosen-count"), n === 0 ? "" : `${rows(n, this.of)} chosen${n === MOST ? ", the most that can be at once" : ""}`);
     const button = $("#chosen-retry");
     if (!button) return;
