@@ -676,7 +676,8 @@ NO_OPERATION: Final = {
         _prefixed("Operations.", "job, jobs, listed, monitored, processes, queues, search, wait_reasons")
         | _prefixed(
             "TaskHandle.",
-            "columns, context, counts, error_groups, events, log, progress, refusal, refusal_object, rejects, report, state, wait",
+            "columns, context, counts, error_groups, events, log, progress, refusal, refusal_object, rejects, report,"
+            " state, wait",
         )
         | _prefixed(
             "asynctask ", "tasks, show, watch, jobs, job, workers, config, doctor, report, result, template, db check"
