@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import chain, islice
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypedDict
 
@@ -38,12 +38,14 @@ from asynctask.dispatch.outbox import Router
 from asynctask.errors import BrokerUnavailable, Conflict, InputError, NormalException, NotFound, OtherEngine
 from asynctask.integrations.base import EARLY_S, Engine
 from asynctask.job import refuse_work
-from asynctask.ledger import additions, lending, queries, rates, tasks
+from asynctask.ledger import additions, history, lending, queries, rates, tasks
 from asynctask.ledger import processes as recovery
 from asynctask.ledger import progress as progress_rows
-from asynctask.ledger.base import loads
+from asynctask.ledger.base import chunks, loads
 from asynctask.ledger.children import HELD
+from asynctask.ledger.events import Failure, group_of
 from asynctask.ledger.foreign import engine_of
+from asynctask.ledger.progress import shown_template
 from asynctask.ledger.queries import LastError, ListedEvent, Take, loads_shown
 from asynctask.messages import masked
 from asynctask.sidekiq.payload import read_time
@@ -68,7 +70,13 @@ TARGET_S: Final = 60.0
 _UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
 OTHERS_NAMED: Final = 10
-"""The most workers that are named of jobs that are left to others."""
+"""The most workers that are named of jobs that are left to others, and the most workers and Tasks of a template."""
+
+MOST_TEMPLATES: Final = 100
+"""The most templates of errors that are shown."""
+
+HOURS: Final = 24
+"""Hours in each of which the jobs of a template are counted."""
 
 MIN_TARGET_S: Final = 1
 MAX_TARGET_S: Final = 86_400
@@ -97,6 +105,8 @@ class QueueInfo(TypedDict):
     paused: bool
     processes: Annotated[int, "Live processes that work it."]
     unattended: Annotated[bool, "No live process works it."]
+    mend: Annotated[str | None, "What to start if no live process works it."]
+    engine: Annotated[str | None, "The attached engine that keeps it: it is neither paused nor cleared here."]
     next_worker: Annotated[str | None, "The worker of the next of these jobs."]
     jobs_of_others: Annotated[int, "Of these, jobs that the live processes leave to others. Not in `waiting`."]
     other_workers: Annotated[list[str], "Up to ten workers of these, which the processes do not have."]
@@ -137,6 +147,40 @@ class WaitingEntry(_WaitingJob):
     created_at: Time | None
 
 
+class FailureTemplate(TypedDict):
+    """Jobs of the retries or the dead whose last errors are alike."""
+
+    id: Annotated[str, "Names the template in actions."]
+    template: Annotated[str, "What their messages have in common, with placeholders such as ‹n›."]
+    message: Annotated[str, "Of the latest of them."]
+    code: str
+    count: int
+    first_at: Annotated[Time | None, "When the first of them ended; of retries: when its last attempt began."]
+    last_at: Annotated[Time | None, "When the latest of them did."]
+    hours: Annotated[list[int], "How many of them in each of the last 24 hours, the latest hour last."]
+    workers: Annotated[list[str], "Up to ten, the most frequent first."]
+    tasks: Annotated[list[int], "Up to ten, the newest first."]
+    task_count: int
+    sample_job_id: Annotated[str | None, "The latest that is tracked."]
+
+
+class FailureTemplates(TypedDict):
+    """The retries or the dead, grouped by the templates of their errors."""
+
+    templates: Annotated[list[FailureTemplate], "At most 100, the most frequent first."]
+    jobs: Annotated[int, "How many jobs were grouped."]
+    complete: Annotated[bool, "False if the list may have more."]
+
+
+class RunningJob(TypedDict):
+    """A tracked job that a process runs."""
+
+    job_id: str
+    task_id: int | None
+    worker: str | None
+    started_at: Time | None
+
+
 class ProcessInfo(TypedDict):
     """A process."""
 
@@ -146,7 +190,11 @@ class ProcessInfo(TypedDict):
     pid: int | None
     concurrency: int
     busy: int
+    jobs: Annotated[
+        list[RunningJob], "Tracked jobs that it is known to run, the longest first; one that runs for 0.1 s may be missing."
+    ]
     rss: Annotated[int | None, "Bytes."]
+    version: Annotated[str | None, "Of AsyncTask, where the process says so."]
     quiet: bool
     alive: bool
     held_s: Annotated[
@@ -271,7 +319,7 @@ class Operations:
                 f"target_s must be from {MIN_TARGET_S:,} to {MAX_TARGET_S:,} seconds, not {target_s:g}", code="out_of_range"
             )
         now = self._ledger.now()
-        works = Counter(name for each in self.processes() if each["alive"] for name in set(each["queues"]))
+        works = Counter(name for each in self._registered() if each["alive"] for name in set(each["queues"]))
         # The brokers first: jobs pushed after the ledger's count would look unknown to the ledger.
         foreign = {} if self._admin is None else {each.name: each for each in self._admin.queues()}
         foreign |= self._engine_queues(works)
@@ -302,6 +350,8 @@ class Operations:
                 "paused": its.paused,
                 "processes": works[name],
                 "unattended": not works[name],
+                "mend": None if works[name] else _to_start(name),
+                "engine": engine_of(name),
                 "next_worker": its.next_class,
                 "jobs_of_others": its.others,
                 "other_workers": list(self._others(name, left)) if its.others else [],
@@ -313,6 +363,12 @@ class Operations:
             }
 
         return [shown(name) for name in sorted(names, key=lambda name: (engine_of(name) is not None, name))]
+
+    def keep_history(self, keep_s: float) -> None:
+        """Adds what waits in each queue to the history, and removes a part of what is older than ``keep_s`` seconds; for
+        maintenance."""
+        history.sample(self._ledger, {each["name"]: each["waiting"] for each in self.queues()})
+        history.purge(self._ledger, keep_s)
 
     def _ledger_queues(self, now: int) -> tuple[dict[str, QueueFacts], dict[str, dict[str, int]]]:
         """Without Redis, the queues in which untracked jobs wait in the ledger; and by queue and worker how many of them no
@@ -447,7 +503,7 @@ class Operations:
             return name
         if self._admin is not None and any(each.name == name for each in self._admin.queues()):
             return name
-        if any(each["alive"] and name in each["queues"] for each in self.processes()):
+        if any(each["alive"] and name in each["queues"] for each in self._registered()):
             return name
         with self._ledger.database.read() as connection:
             if queries.has_queue(connection, name):
@@ -465,7 +521,7 @@ class Operations:
     def _own_queue(self, queue: str) -> str:
         """The name of a queue of the broker. Raises :class:`Conflict` for one that an engine keeps."""
         name, engine = _queue_name(queue), engine_of(queue)
-        if engine is not None and (engine in self._engines or any(name in each["queues"] for each in self.processes())):
+        if engine is not None and (engine in self._engines or any(name in each["queues"] for each in self._registered())):
             raise Conflict(f"{engine} keeps the queue {name}: use its own tools; of a Task, asynctask pause and cancel")
         return name
 
@@ -532,7 +588,7 @@ class Operations:
         """Why no process takes jobs of a queue."""
         name, engine = plain(queue), engine_of(queue)
         try:
-            alive = [each for each in self.processes() if each["alive"]]
+            alive = [each for each in self._registered() if each["alive"]]
             there = [each for each in alive if queue in each["queues"]]
             paused = engine is None and bool(self._paused([queue]))
         except BrokerUnavailable as error:
@@ -544,14 +600,9 @@ class Operations:
             except BrokerUnavailable as error:
                 found.append(WaitReason("broker_away", str(error), "see that it runs"))
         if not there:
-            mend = "start a worker: asynctask -A module:app worker"
-            if engine is not None:
-                mend = f"start a worker of {engine} that has it"
-            elif name not in ("default", "callbacks"):
-                mend = f"start one (asynctask -A module:app worker -q {name}), or the program that performs its jobs"
             others = ", ".join(sorted({plain(other) for each in alive for other in each["queues"]})[:OTHERS_NAMED])
             text = f"No process works the queue {name}" + (f"; those that run work only {others}" if others else "")
-            found.append(WaitReason("no_process", text, mend))
+            found.append(WaitReason("no_process", text, _to_start(queue)))
         elif paused:
             found.append(WaitReason("queue_paused", f"The queue {name} is paused", f"asynctask queues unpause {name}"))
         elif all(each["held_s"] is not None for each in there):
@@ -796,7 +847,7 @@ class Operations:
             return
         # Without a worker of the queue it cannot have begun. A later one finds it cancelled, unless its message is so young
         # that it begins by that alone.
-        if any(each["alive"] and queue in each["queues"] for each in self.processes()):
+        if any(each["alive"] and queue in each["queues"] for each in self._registered()):
             raise Conflict(why)
         if str(event["created_at"]) > str(rfc3339(self._ledger.now() - micros(EARLY_S))):
             raise Conflict(f"it was sent just now, and a worker of {name} that starts may begin it: try again in a second")
@@ -1029,10 +1080,113 @@ class Operations:
             return False
         return True
 
+    # -- retries and dead, by the templates of their errors
+
+    def templates(self, list_name: str) -> FailureTemplates:
+        """The jobs of ``retries`` or ``dead``, grouped by the templates of their last errors.
+
+        Looks at no more than 10,000 rows of the newest 1,000 Tasks that have some, 10,000 jobs without a Task and 10,000 in
+        Redis.
+        """
+        set_name, now = _failing_set(list_name), self._ledger.now()
+        found, is_whole = self._failing(set_name)
+        groups: dict[str, _Group] = {}
+        for each in found:
+            groups.setdefault(each.template_id, _Group(each)).add(each, now)
+        largest = sorted(groups.items(), key=lambda item: (-item[1].count, item[0]))
+        shown = [group.as_dict(name, self._said(group)) for name, group in largest[:MOST_TEMPLATES]]
+        return {"templates": shown, "jobs": sum(group.count for group in groups.values()), "complete": is_whole}
+
+    def act_on_template(
+        self, list_name: str, action: str, template: str, *, first: int | None = None, who: str = ""
+    ) -> ActionResult:
+        """:meth:`act` for the jobs of a template (:meth:`templates`); ``first``: for at most so many, of the newest Tasks.
+
+        Dead jobs of one Task are retried together, as :meth:`TaskHandle.retry` does with ``message``, unless the Task has
+        dismissed ones. Raises :class:`NotFound` if no job of the list has the template.
+        """
+        set_name = _failing_set(list_name, action)
+        if first is not None and not 1 <= first <= queries.SCANNED:
+            raise InputError(f"first must be from 1 to {queries.SCANNED:,}, not {first}", code="out_of_range")
+        chosen = list(islice((each for each in self._failing(set_name)[0] if each.template_id == template), first))
+        if not chosen:
+            raise NotFound(f"no job of the template {template[:100]!r} is among the {LISTS[list_name].jobs} (any more)")
+        result = ActionResult()
+        ours = [each for each in chosen if each.entry is None]
+        if action == DISMISS:
+            return self._dismiss([each.key for each in chosen], who)
+        if action == "restart" and set_name == DEAD:
+            ours = self._retry_groups(template, ours, first is not None, result, who)
+        self._act_on_rows(set_name, action, {each.key: each.event_id for each in ours}, result, who)
+        if self._admin is not None:
+            entries = [each.entry for each in chosen if each.entry is not None]
+            sound = [each for each in entries if action != "restart" or self._restartable(set_name, each, result)]
+            for part in chunks(sound, ACTED_AT_ONCE):
+                result.done += _action(self._admin, action)(set_name, part)
+        return result
+
+    def _retry_groups(
+        self, template: str, jobs: Sequence[_Failing], is_limited: bool, result: ActionResult, who: str
+    ) -> list[_Failing]:
+        """Retries dead jobs of a template Task by Task; returns those that are to be retried one by one."""
+        of_tasks: dict[int | None, list[_Failing]] = {}
+        for each in jobs:
+            of_tasks.setdefault(each.task_id, []).append(each)
+        alone = of_tasks.pop(None, [])
+        for task_id, its in of_tasks.items():
+            assert task_id is not None
+            with self._ledger.database.read() as connection:
+                message = queries.group_message(connection, task_id, template) if len(its) > 1 else None
+            if message is None:
+                alone += its
+                continue
+            try:
+                task = tasks.read(self._ledger, task_id)
+                self._services.refuse_unperformed(task.worker_name, task.queue)
+                limit = len(its) if is_limited else None
+                if self._services.control.retry(task_id, ("error",), who, message=message, limit=limit):
+                    result.done += len(its)
+            except Conflict as error:
+                result.skip(f"Task {task_id}", str(error))
+        return alone
+
+    def _failing(self, set_name: str) -> tuple[Iterator[_Failing], bool]:
+        """The jobs of the retries or the dead with their last errors, read as they are consumed, and whether these are
+        all."""
+        with self._ledger.database.read() as connection:
+            ids, is_whole = queries.failing_ids(connection, set_name, self._ledger.now())
+        found = map(_failing_row, queries.failing_jobs(self._ledger.database, ids))
+        if self._admin is None:
+            return found, is_whole
+        is_whole = is_whole and self._admin.entries(set_name, limit=1).total <= queries.SCANNED
+        entries = self._entries(self._admin, set_name, 0, queries.SCANNED, newest=True)
+        return chain(found, (_failing_entry(each) for _, each in entries if isinstance(each, Entry))), is_whole
+
+    def _said(self, group: _Group) -> str:
+        """The message of the latest error of a group; where only its code is known, that of its last message."""
+        latest = group.latest
+        if latest.message is not None or latest.entry is not None:
+            return latest.message or latest.code
+        rows = queries.listed_rows(self._ledger.database, [latest.event_id])
+        return next((_listed_row(row)["error"] for row in rows), None) or latest.code
+
     # -- processes
 
     def processes(self) -> list[ProcessInfo]:
-        """This application's processes, and those of other programs (``kind`` is ``sidekiq``) at the same broker."""
+        """This application's processes, and those of other programs (``kind`` is ``sidekiq``) at the same broker, with the
+        jobs that they run."""
+        running: dict[str, list[RunningJob]] = {}
+        with self._ledger.database.read() as connection:
+            for each in queries.running_jobs(connection):
+                its = running.setdefault(str(each.process), [])
+                its.append(
+                    {"job_id": each.job_id, "task_id": each.task_id, "worker": each.worker,
+                     "started_at": rfc3339(each.started_at)}
+                )  # fmt: skip
+        return [{**each, "jobs": running.get(each["identity"], [])} for each in self._registered()]
+
+    def _registered(self) -> list[ProcessInfo]:
+        """:meth:`processes`, without their jobs."""
         now = self._ledger.now()
         with self._ledger.database.read() as connection:
             ours = {each["identity"]: each for each in recovery.list_processes(connection)}
@@ -1056,13 +1210,17 @@ class Operations:
         with self._ledger.database.read() as connection:
             states = queries.open_tasks(connection)
             ours = recovery.list_processes(connection)
-        dead = self._dead.read() + (0 if self._admin is None else self._admin.entries(DEAD, limit=1).total)
         return {
             "queues": queues,
             "tasks": states,
-            "dead": dead,
+            "dead": self.dead(),
             "processes": [_monitored_process(each, now) for each in ours],
         }
+
+    def dead(self) -> int:
+        """How many jobs are dead, as of the last count, which is repeated at most for a twentieth of the time; 100,000 may
+        mean more."""
+        return self._dead.read() + (0 if self._admin is None else self._admin.entries(DEAD, limit=1).total)
 
     def signal(self, identity: str, verb: str) -> None:
         """Makes a worker process take no more jobs (``quiet``) or end (``stop``), at its next heartbeat.
@@ -1070,7 +1228,7 @@ class Operations:
         Raises :class:`NotFound`; :class:`Conflict` for a process that takes no jobs.
         """
         _refuse_unknown(verb, SIGNALS, "action")
-        found = next((each for each in self.processes() if each["identity"] == identity), None)
+        found = next((each for each in self._registered() if each["identity"] == identity), None)
         if found is None or not found["alive"]:
             raise NotFound(f"there is no live process {identity[:100]!r}; `asynctask processes` lists them")
         if recovery.is_engine(identity) and found["kind"] != "sidekiq":
@@ -1293,6 +1451,16 @@ def _parts(foreign: QueueFacts | None, parts: Sequence[queries.Backlog], now: in
     return found
 
 
+def _to_start(queue: str) -> str:
+    """What to start so that somebody works a queue."""
+    name, engine = plain(queue), engine_of(queue)
+    if engine is not None:
+        return f"start a worker of {engine} that has it"
+    if name in ("default", "callbacks"):
+        return "start a worker: asynctask -A module:app worker"
+    return f"start one (asynctask -A module:app worker -q {name}), or the program that performs its jobs"
+
+
 def _age_s(at: int | None, now: int) -> float | None:
     return None if at is None else max(0, now - at) / SECOND
 
@@ -1353,6 +1521,85 @@ def _queued_row(row: Mapping[str, Any], priority: int) -> QueuedJob:
     return {**_ledger_job(row), "priority": priority, "enqueued_at": rfc3339(row["due_at"])}
 
 
+@dataclass(frozen=True, slots=True)
+class _Failing:
+    """A job of the retries or the dead with its last error: of the ledger (``event_id``), or an ``entry`` of the broker."""
+
+    template_id: str
+    key: str
+    job_id: str | None
+    task_id: int | None
+    worker: str | None
+    at: int | None
+    code: str
+    message: str | None
+    event_id: int = 0
+    entry: Entry | None = None
+
+
+def _failing_row(job: queries.FailingJob) -> _Failing:
+    template_id = group_of(Failure(job.code, job.message or ""), Status.ERROR)
+    job_id = job.job_id if job.tracked else None
+    return _Failing(template_id, job.job_id, job_id, job.task_id, job.worker, job.at, job.code, job.message, job.id)
+
+
+def _failing_entry(entry: Entry) -> _Failing:
+    job = peeked(entry.copy.payload)
+    kind, text = (job[name] if isinstance(job.get(name), str) else "" for name in ("error_class", "error_message"))
+    message = plain(": ".join(part for part in (kind[:255], text[:_MESSAGE]) if part)) or "error"
+    times = (read_time(job.get(name)) for name in ("retried_at", "failed_at"))
+    at = _shown_time(next((each for each in times if each is not None), entry.at))
+    template_id = group_of(Failure("raised", message), Status.ERROR)
+    return _Failing(template_id, entry.key, None, None, class_of(entry.copy.payload), at, "raised", message, entry=entry)
+
+
+@dataclass(slots=True)
+class _Group:
+    """What is known of the jobs of a template."""
+
+    latest: _Failing
+    sample: str | None = None
+    count: int = 0
+    first_at: int | None = None
+    hours: list[int] = field(default_factory=lambda: [0] * HOURS)
+    workers: Counter[str] = field(default_factory=Counter)
+    tasks: set[int] = field(default_factory=set)
+
+    def add(self, each: _Failing, now: int) -> None:
+        """Counts a job."""
+        self.count += 1
+        if each.worker is not None:
+            self.workers[each.worker] += 1
+        if each.task_id is not None:
+            self.tasks.add(each.task_id)
+        if (each.at or 0) >= (self.latest.at or 0):
+            self.latest = each
+            self.sample = each.job_id or self.sample
+        if each.at is None:
+            return
+        self.first_at = each.at if self.first_at is None else min(self.first_at, each.at)
+        hours_ago = max(0, now - each.at) // (3_600 * SECOND)
+        if hours_ago < HOURS:
+            self.hours[HOURS - 1 - hours_ago] += 1
+
+    def as_dict(self, template_id: str, message: str) -> FailureTemplate:
+        """``message``: of the latest of its jobs."""
+        return {
+            "id": template_id,
+            "template": shown_template(template_id, Status.ERROR, message),
+            "message": message,
+            "code": self.latest.code,
+            "count": self.count,
+            "first_at": rfc3339(self.first_at),
+            "last_at": rfc3339(self.latest.at),
+            "hours": self.hours,
+            "workers": [plain(name) for name, _ in self.workers.most_common(OTHERS_NAMED)],
+            "tasks": sorted(self.tasks, reverse=True)[:OTHERS_NAMED],
+            "task_count": len(self.tasks),
+            "sample_job_id": self.sample,
+        }
+
+
 def _listed_entry(entry: Entry) -> WaitingEntry:
     """An entry of one of the broker's sets."""
     job = peeked(entry.copy.payload)
@@ -1409,7 +1656,9 @@ def _process(
         "pid": facts["pid"],
         "concurrency": facts["concurrency"],
         "busy": facts["busy"],
+        "jobs": [],
         "rss": facts["rss"],
+        "version": _version(facts),
         "quiet": bool(facts["quiet"]),
         "alive": alive,
         "held_s": held_s,
@@ -1419,9 +1668,14 @@ def _process(
     }
 
 
+def _version(facts: Mapping[str, Any]) -> str | None:
+    found = _info(facts).get("version")
+    return plain(found)[:64] if isinstance(found, str) else None
+
+
 def _info(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """The facts that a process reports beside its columns; other versions may report other members."""
-    info = loads(row["info"])
+    info = loads(row.get("info"))
     return info if isinstance(info, dict) else {}
 
 
@@ -1490,6 +1744,16 @@ def checked(list_name: str, action: str) -> str:
     if action == DISMISS and set_name != DEAD:
         raise InputError("only dead jobs can be dismissed; restart, kill or delete these", code="bad_action")
     return set_name
+
+
+FAILING: Final = ("retries", "dead")
+"""The lists whose jobs have an error."""
+
+
+def _failing_set(list_name: str, action: str = "restart") -> str:
+    """The broker's set of a list whose jobs have an error, if the action suits it. Raises :class:`InputError`."""
+    _refuse_unknown(list_name, FAILING, "list")
+    return checked(list_name, action)
 
 
 def _queue_name(queue: str) -> str:

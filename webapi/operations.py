@@ -13,17 +13,22 @@ from pydantic import Field, StringConstraints
 from asynctask.brokers.admin import MAX_OFFSET, MAX_PAGE
 from asynctask.errors import BrokerUnavailable, NotFound, SchemaOutdated, Unavailable
 from asynctask.figures import DURATIONS_S, MOST_WORKERS, OTHERS, SIZES
+from asynctask.ledger.history import By, History, Step
+from asynctask.ledger.history import read as read_history
+from asynctask.ledger.queries import SCANNED
 from asynctask.ledger.rates import RateInfo
 from asynctask.ledger.schedules import ScheduleInfo
 from asynctask.logs import get_logger
 from asynctask.operations import (
     ACTIONS,
+    FAILING,
     LISTS,
     MAX_TARGET_S,
     MAX_WINDOW,
     MIN_TARGET_S,
     TARGET_S,
     Action,
+    FailureTemplates,
     JobList,
     Operations,
     ProcessInfo,
@@ -33,7 +38,7 @@ from asynctask.operations import (
 )
 from webapi.context import JsonPage, asynctask_app, json_response, page_links, who
 from webapi.problems import problem_response, public_message
-from webapi.shapes import TEXT, Health, Name, PageLinks, Routes, Submitted, _In, _Query, described, rows_of
+from webapi.shapes import TEXT, Health, Moment, Name, PageLinks, Routes, Submitted, _In, _Query, described, rows_of
 from webapi.tasks import answer
 
 if TYPE_CHECKING:
@@ -85,6 +90,23 @@ class QueuesQuery(TargetQuery):
     queue: Name | None = Field(None, description="Only this one, even if it is empty.")
 
 
+class HistoryQuery(_Query):
+    """Which part of the history."""
+
+    since: Moment | None = Field(None, description="Its beginning; default: an hour before its end.")
+    until: Moment | None = Field(None, description="Its end; default: now.")
+    step: Step | None = Field(None, description="Of a point; default: the shortest with at most 500 points.")
+    queue: Name | None = Field(None, description="Only this queue.")
+    worker: Name | None = Field(None, description="Only this worker.")
+    by: By | None = Field(None, description="A series for each queue or worker; default: one for all.")
+
+
+class FirstQuery(_Query):
+    """How many jobs of a template."""
+
+    first: int | None = Field(None, ge=1, le=SCANNED, description="At most so many, of the newest Tasks; default: all.")
+
+
 class Keys(_In):
     """Which entries."""
 
@@ -114,6 +136,7 @@ Found: Final = rows_of(
     described(WaitingEntry),
     complete=Annotated[bool, Field(description="False where there may be more.")],
 )
+Templates: Final = described(FailureTemplates)
 Processes: Final = rows_of("Processes", "processes", described(ProcessInfo))
 Schedule: Final = described(ScheduleInfo)
 Schedules: Final = rows_of("Schedules", "schedules", Schedule)
@@ -168,6 +191,15 @@ def processes() -> Response:
     return _uncached({"processes": _operations().processes()})
 
 
+@blueprint.serve("GET /history", "getHistory", described(History), query=HistoryQuery)
+def history(query: HistoryQuery) -> Response:
+    """What ended in each step of a span, with the run times, and what waited
+
+    The span is extended to whole steps. What the processes have counted since their last heartbeats is not in it yet.
+    """
+    return _uncached(read_history(asynctask_app().ledger, **dict(query)))
+
+
 _LAST_PAGE: Final = 9_000
 
 
@@ -202,6 +234,44 @@ def _serve_list(name: str, its: JobList) -> None:
 
 for _name, _its in LISTS.items():
     _serve_list(_name, _its)
+
+
+def _serve_templates(name: str, its: JobList) -> None:
+    @blueprint.serve(
+        f"GET /{name}/templates",
+        f"list{name.capitalize()}Templates",
+        Templates,
+        endpoint=f"{name}_templates",
+        summary=f"The templates of the errors of the {its.jobs}",
+        more="Across Tasks: how many jobs, of which Tasks, and when. Looks at no more than 10,000 rows of the newest 1,000"
+        " Tasks that have some, 10,000 jobs without a Task and 10,000 in Redis; `complete` is false if there may be more.",
+    )
+    def templates() -> Response:
+        return _uncached(_operations().templates(name))
+
+    for action in ACTIONS:
+        if action.on == name:
+            _serve_template_action(name, its, action)
+
+
+def _serve_template_action(name: str, its: JobList, action: Action) -> None:
+    @blueprint.serve(
+        f"POST /{name}/templates/<template>/{action.name}",
+        f"{action.name}{name.capitalize()}OfTemplate",
+        described(action.answer),
+        query=FirstQuery,
+        endpoint=f"{name}_template_{action.name}",
+        summary=action.title.format(f"{its.jobs}, of one template"),
+        more=action.more,
+        responses=[404],
+    )
+    def act(template: str, query: FirstQuery) -> Response:
+        done = _operations().act_on_template(name, action.name, template, first=query.first, who=who())
+        return json_response(done.as_dict())
+
+
+for _name in FAILING:
+    _serve_templates(_name, LISTS[_name])
 
 
 _NAMED: Final = {

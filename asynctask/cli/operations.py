@@ -1,28 +1,45 @@
-"""Commands for operators: queues, retries, scheduled, dead, processes, schedules, rates, db, doctor, purge, config,
-middleware."""
+"""Commands for operators: queues, history, retries, scheduled, dead, processes, schedules, rates, db, doctor, purge,
+config, middleware."""
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Final, TypeVar
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import click
 
 from asynctask.cli.options import Command, Group, Session, file_options, next_page, pass_session, who
-from asynctask.cli.output import FAILURES, OK, Column, clean, count, number
+from asynctask.cli.output import FAILURES, OK, Column, clean, count, number, said_by
 from asynctask.cli.tasks import seconds_of
+from asynctask.clock import SECOND, read_rfc3339
 from asynctask.config import settings
 from asynctask.database import schema
 from asynctask.database.engine import Database, missing_file
 from asynctask.errors import SchemaOutdated, UnknownWorker
+from asynctask.ledger.history import STEPS, HistorySeries, Step
 from asynctask.ledger.purge import ENDED, Purged
+from asynctask.ledger.queries import SCANNED
 from asynctask.middleware.tracker import TaskEventMiddleware
-from asynctask.operations import ACTIONS, LISTS, MAX_TARGET_S, MIN_TARGET_S, TARGET_S, Action, ActionOutcome, Signalled
+from asynctask.operations import (
+    ACTIONS,
+    FAILING,
+    LISTS,
+    MAX_TARGET_S,
+    MIN_TARGET_S,
+    TARGET_S,
+    Action,
+    ActionOutcome,
+    Signalled,
+)
 from asynctask.worker import Worker
+
+if TYPE_CHECKING:
+    from asynctask.app import AsyncTask
 
 _AGE: Final = re.compile(r"(\d{1,6})([dhms])")
 _SECONDS: Final = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
@@ -134,6 +151,92 @@ def list_jobs(session: Session, queue: str, newest: bool, limit: int, after: int
     return OK
 
 
+# -- history
+
+_WIDTH: Final = 60
+"""Bars of a sparkline."""
+
+_BARS: Final = "▁▂▃▄▅▆▇█"
+
+
+@click.command("history", cls=Command)
+@click.option(
+    "--since", default="1h", show_default=True, help="An age (7d, 12h, 30m, 45s) or a time (2026-11-21T05:00:00Z)."
+)
+@click.option("--until", help="The same; by default now.")
+@click.option("--step", type=click.Choice(list(STEPS)), help="Of a point; by default the shortest with at most 500 points.")
+@click.option("--queue", help="Only this queue.")
+@click.option("--worker", help="Only this worker.")
+@click.option("--by", type=click.Choice(["queue", "worker"]), default="queue", show_default=True, help="What has a line.")
+@pass_session
+def show_history(
+    session: Session,
+    since: str | None,
+    until: str | None,
+    step: Step | None,
+    queue: str | None,
+    worker: str | None,
+    by: Literal["queue", "worker"],
+) -> int:
+    """Show what ended in the last hour, or in another span: the items by outcome, retries, and the run times.
+
+    The bars show when they ended. "waiting" is the last known number of waiting jobs.
+    """
+    app = session.existing()
+    begin, end = (_moment(app, name, text) for name, text in (("since", since), ("until", until)))
+    found = app.history(begin, end, step=step, queue=queue, worker=worker, by=by)
+    session.out.document(found)
+    columns: dict[str, Column] = {by: "name", "ended": _bars, **{name: _of_total(name) for name in _COUNTED}}
+    columns |= {"half within": _seconds("p50_s"), "95 % within": _seconds("p95_s")}
+    columns |= {"waiting": _last_waiting} if by == "queue" and worker is None else {}
+    session.out.line(f"{_short_time(found['since'])} to {_short_time(found['until'])} UTC:")
+    session.out.table(columns, found["series"], longest=_WIDTH, nothing="Nothing has ended, and nothing waited.")
+    if found["left_off"]:
+        session.out.line(f"{number(found['left_off'])} more: choose a longer --step, or a --queue or --worker.")
+    return OK
+
+
+_COUNTED: Final = ("finish", "failed", "error", "retried")
+
+
+def _moment(app: AsyncTask, name: str, text: str | None) -> datetime | None:
+    """The time that an age or a time means."""
+    if text is None:
+        return None
+    try:
+        if found := _AGE.fullmatch(text.strip()):
+            now = datetime.fromtimestamp(app.clock.now() / SECOND, UTC)
+            return now - timedelta(seconds=int(found[1]) * _SECONDS[found[2]])
+        return read_rfc3339(text.strip())
+    except (ValueError, OverflowError):
+        shown = clean(text, longest=40)
+        raise click.BadParameter(
+            f"{shown!r} is neither an age, such as 12h, nor a time, such as 2026-11-21T05:00:00Z", param_hint=f"--{name}"
+        ) from None
+
+
+def _bars(series: HistorySeries) -> str:
+    """How many items ended in each part of the span."""
+    ended = [sum(each) for each in zip(series["finish"], series["failed"], series["error"], strict=True)]
+    size = -(-len(ended) // _WIDTH)
+    parts = [sum(ended[place : place + size]) for place in range(0, len(ended), size)]
+    most = max(parts) or 1
+    return "".join(_BARS[-(-part * (len(_BARS) - 1) // most)] for part in parts)
+
+
+def _of_total(name: str) -> Column:
+    return lambda series: number(series["total"][name])
+
+
+def _seconds(name: str) -> Column:
+    return lambda series: "" if series["total"][name] is None else f"{series['total'][name]:g} s"
+
+
+def _last_waiting(series: HistorySeries) -> str:
+    known = [each for each in series["waiting"] if each is not None]
+    return number(known[-1]) if known else ""
+
+
 # -- retries, scheduled, dead
 
 
@@ -180,7 +283,38 @@ def _list_group(name: str) -> Listing:
             session.out.line("There may be more: search for more letters, or raise --limit.")
         return OK
 
+    if name in FAILING:
+        _add_templates(group, name)
     return group
+
+
+def _add_templates(group: Listing, name: str) -> None:
+    @group.command("templates", help=f"Group {LISTS[name].jobs} by the templates of their errors, of all Tasks.")
+    @pass_session
+    def templates(session: Session) -> int:
+        found = session.existing().operations.templates(name)
+        session.out.document(found)
+        session.out.table(_TEMPLATES, found["templates"], longest=60)
+        session.out.line(f"{count(found['jobs'], 'job')} of {count(len(found['templates']), 'template')}.")
+        if not found["complete"]:
+            session.out.line("There may be more: only the newest are grouped.")
+        return OK
+
+
+def _some(names: Sequence[Any], total: int) -> str:
+    return ", ".join(map(str, names[:3])) + (f" and {number(total - 3)} more" if total > 3 else "")
+
+
+_TEMPLATES: Final[Mapping[str, Column]] = {
+    "template": "id",
+    "jobs": lambda each: number(each["count"]),
+    "last hour": lambda each: number(each["hours"][-1]),
+    "first": lambda each: _short_time(each["first_at"]),
+    "last": lambda each: _short_time(each["last_at"]),
+    "tasks": lambda each: _some(each["tasks"], each["task_count"]),
+    "workers": lambda each: ", ".join(each["workers"]),
+    "error": said_by,
+}
 
 
 # -- processes
@@ -199,6 +333,7 @@ _PROCESSES: Final[Mapping[str, Column]] = {
     "kind": "kind",
     "busy": lambda process: f"{process['busy']}/{process['concurrency']}",
     "memory": lambda process: "" if process["rss"] is None else f"{process['rss'] / 1_048_576:.0f} MB",
+    "version": "version",
     "started": lambda process: _short_time(process["started_at"]),
     "queues": lambda process: ", ".join(process["queues"]),
     "": _standing,
@@ -221,30 +356,55 @@ def list_processes(session: Session, check: bool) -> int:
 # -- what people do about it
 
 
+def _refuse_unclear(of: str, keys: Sequence[str], everything: bool, template: str | None, first: int | None) -> None:
+    if [bool(keys), everything, template is not None].count(True) != 1:
+        raise click.UsageError(f"name the jobs by their keys, or say --all{' or --template' if of in FAILING else ''}")
+    if first is not None and template is None:
+        raise click.UsageError("--first goes with --template")
+
+
+def _jobs_of(of: str, template: str | None) -> str:
+    return LISTS[of].jobs if template is None else f"{LISTS[of].jobs}, of the template {clean(template)}"
+
+
+def _tell(session: Session, action: Action, of: str, answer: Any) -> int:
+    session.out.document(answer)
+    if action.answer is ActionOutcome:
+        session.out.line(f"{count(answer['done'], 'job')} {action.done}.")
+        if answer["skipped"]:
+            session.out.table({"key": "key", "not done, because": "reason"}, answer["skipped"])
+            return FAILURES
+    elif action.answer is Signalled:
+        session.out.line(f"{clean(of)} is told to {action.done}, at its next heartbeat.")
+    elif answer["changed"]:
+        session.out.line(f"{clean(of)} is {action.done}.")
+    else:
+        session.out.line(f"Nothing to do: {clean(of)} is {action.done} already.")
+    return OK
+
+
 def _action_command(action: Action) -> Command:
     of_list = action.on in LISTS
 
     def act(
-        session: Session, of: str = action.on, keys: tuple[str, ...] = (), everything: bool = False, yes: bool = False
+        session: Session,
+        of: str = action.on,
+        keys: tuple[str, ...] = (),
+        everything: bool = False,
+        yes: bool = False,
+        template: str | None = None,
+        first: int | None = None,
     ) -> int:
-        if of_list and bool(keys) == everything:
-            raise click.UsageError("name the jobs by their keys, or say --all")
-        if action.asks and (everything or not of_list):
-            sure(session, yes, action.asks.format(LISTS[of].jobs if of_list else clean(of)))
-        answer = action.call(session.existing().operations, of, keys or None, who())
-        session.out.document(answer)
-        if action.answer is ActionOutcome:
-            session.out.line(f"{count(answer['done'], 'job')} {action.done}.")
-            if answer["skipped"]:
-                session.out.table({"key": "key", "not done, because": "reason"}, answer["skipped"])
-                return FAILURES
-        elif action.answer is Signalled:
-            session.out.line(f"{clean(of)} is told to {action.done}, at its next heartbeat.")
-        elif answer["changed"]:
-            session.out.line(f"{clean(of)} is {action.done}.")
+        if of_list:
+            _refuse_unclear(of, keys, everything, template, first)
+        if action.asks and (everything or template or not of_list):
+            sure(session, yes, action.asks.format(_jobs_of(of, template) if of_list else clean(of)))
+        operations = session.existing().operations
+        if template is None:
+            answer = action.call(operations, of, keys or None, who())
         else:
-            session.out.line(f"Nothing to do: {clean(of)} is {action.done} already.")
-        return OK
+            answer = operations.act_on_template(of, action.name, template, first=first, who=who()).as_dict()
+        return _tell(session, action, of, answer)
 
     params: list[click.Parameter] = []
     if not of_list:
@@ -254,6 +414,9 @@ def _action_command(action: Action) -> Command:
         params.append(click.Argument(["keys"], nargs=-1, required=not of_list, metavar=metavar))
     if of_list:
         params.append(click.Option(["--all", "everything"], is_flag=True, help="All of the list, as it is now."))
+    if action.on in FAILING:
+        params.append(click.Option(["--template"], metavar="ID", help="Those of a template, as `templates` lists them."))
+        params.append(click.Option(["--first"], type=click.IntRange(1, SCANNED), help="At most so many of a template."))
     if of_list or action.asks:
         params.append(click.Option(["--yes"], is_flag=True, help="Do not ask for confirmation."))
     title = action.title.format(LISTS[action.on].jobs if of_list else "")
@@ -626,6 +789,7 @@ def _print_worker(session: Session, worker: Worker) -> None:
 
 COMMANDS: Final[tuple[click.Command, ...]] = (
     *GROUPS.values(),
+    show_history,
     schedules,
     rates,
     db,

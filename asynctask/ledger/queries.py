@@ -616,6 +616,113 @@ class DeadCount:
         return length
 
 
+# -- what the jobs of a list failed with
+
+SCANNED: Final = 10_000
+"""Largest number of rows that :func:`failing_ids` reads, of Tasks and of jobs without one each."""
+
+SCANNED_TASKS: Final = 1_000
+"""Largest number of Tasks of which it reads rows."""
+
+_READ_AT_ONCE: Final = 1_000
+
+_FAILING = sa.select(
+    _e.id, _e.job_id, _e.task_id, _e["items"], _e.problem, _e.created_at, _e.started_at, _e.finished_at, _e.last_error,
+    _NAME.label("worker"),
+).select_from(events.outerjoin(tasks, _t.id == _e.task_id))  # fmt: skip
+
+
+class FailingJob(NamedTuple):
+    """A job of the retries or the dead. ``at``: when it ended, or its last attempt began (microseconds); ``message``: that
+    of its last error, None if only its code is known."""
+
+    id: int
+    job_id: str
+    task_id: int | None
+    tracked: bool
+    worker: str | None
+    at: int
+    code: str
+    message: str | None
+
+
+def failing_ids(connection: Connection, set_name: str, now: int) -> tuple[list[int], bool]:
+    """The Event ids of the retries or the dead, those of the newest Tasks first, and whether these are all.
+
+    No index tells dead jobs from refused ones, or retries from other jobs that wait. So it reads the newest
+    :data:`SCANNED_TASKS` Tasks whose counts have some, and at most :data:`SCANNED` rows of them that may be one; of jobs
+    without a Task as many.
+    """
+    is_dead = set_name == DEAD
+    has = sa.func.sum(_n.error if is_dead else _n.retrying) > 0
+    newest = sa.select(_n.task_id).group_by(_n.task_id).having(has).order_by(_n.task_id.desc()).limit(SCANNED_TASKS)
+    of_tasks = [int(i) for i in connection.execute(newest).scalars()]
+    found, is_whole, left = list[int](), len(of_tasks) < SCANNED_TASKS, SCANNED
+    for task_id in of_tasks:
+        ids, read = _failing_of(connection, set_name, _e.task_id == task_id, now, left)
+        found += ids
+        left -= read
+        if not left:
+            break
+    alone, read = _failing_of(connection, set_name, _e.task_id.is_(None), now, SCANNED)
+    return found + alone, is_whole and left > 0 and read < SCANNED
+
+
+def _failing_of(connection: Connection, set_name: str, where: Any, now: int, limit: int) -> tuple[list[int], int]:
+    """The Event ids of a list among at most ``limit`` rows that may be in it, the latest first, and how many were read."""
+    if set_name == DEAD:
+        where, order, index = where & _e.problem.is_not(None), _e.id, "ix_events_problem"
+    else:
+        where, order, index = where & (_e.due_at < BLOCKED), _e.due_at, "ix_events_task_due"
+    statement = (
+        sa.select(_e.id, sa.case((in_list(set_name, now), 1), else_=0))
+        .with_hint(events, f"FORCE INDEX ({index})", "mariadb")
+        .where(where)
+        .order_by(order.desc())
+        .limit(limit)
+    )
+    rows = connection.execute(statement).all()
+    return [int(event_id) for event_id, is_listed in rows if is_listed], len(rows)
+
+
+def failing_jobs(database: Database, event_ids: Sequence[int]) -> Iterator[FailingJob]:
+    """These jobs with their last errors, read as they are consumed; those that are gone meanwhile are left out."""
+    for part in chunks(event_ids, _READ_AT_ONCE):
+        with database.read() as connection:
+            rows = {row.id: row for row in connection.execute(_FAILING.where(among(connection, _e.id, part)))}
+        for row in (rows[event_id] for event_id in part if event_id in rows):
+            said = loads(row.last_error) or {}
+            # A person, or the death of its process, may have ended it after the attempt whose error is kept.
+            if row.items <= 1 and row.problem not in (None, said.get("code")):
+                said = {}
+            yield FailingJob(
+                int(row.id), str(row.job_id), row.task_id, row.items > 0, row.worker,
+                int(row.finished_at or row.started_at or row.created_at),
+                str(said.get("code") or row.problem or Status.ERROR), said.get("message"),
+            )  # fmt: skip
+
+
+def group_message(connection: Connection, task_id: int, digest: str) -> str | None:
+    """The message by which a retry of a Task (:func:`asynctask.ledger.control.retry`) finds this group of its errors. None
+    if the Task has no such group, or has dismissed jobs, which the retry would run again."""
+    c = events.c
+    dismissed = sa.select(c.id).where(c.task_id == task_id, _IN_ERROR, IS_DISMISSED).limit(1)
+    if connection.execute(dismissed).first() is not None:
+        return None
+    its = sa.select(sa.func.max(_x.message)).where(_x.task_id == task_id, _x.digest == digest)
+    found = connection.execute(its).scalar()
+    return None if found is None else str(found)
+
+
+def running_jobs(connection: Connection) -> list[Any]:
+    """The tracked jobs that are recorded as running, the longest first, at most 1,000: process, job id, Task, worker and
+    start. A job that runs for less than a tenth of a second is not recorded."""
+    running = sa.select(_e.process, _e.job_id, _e.task_id, _NAME.label("worker"), _e.started_at)
+    running = running.select_from(events.outerjoin(tasks, _t.id == _e.task_id))
+    running = running.where(_e.process.is_not(None), _e.status == str(Status.WORKING), _e["items"] > 0)
+    return list(connection.execute(running.order_by(_e.started_at, _e.id).limit(_READ_AT_ONCE)).all())
+
+
 def find(connection: Connection, where: Any, job_ids: Sequence[str]) -> dict[str, int]:
     """Those of these jobs that are in a list (:func:`in_list`) or queue (:func:`in_queue`), as job id -> Event id."""
     named = among(connection, _e.job_id, list(job_ids))

@@ -25,7 +25,7 @@ from asynctask.cli.root import build
 from asynctask.clock import SECOND
 from asynctask.errors import Conflict, InputError
 from asynctask.lists.options import Knobs
-from asynctask.operations import Operations
+from asynctask.operations import FAILING, Operations
 from asynctask.runtime.launcher import Launcher
 from asynctask.task import TaskHandle
 from asynctask.testing import wait_for
@@ -442,6 +442,8 @@ def _verbs(name: str, *actions: str) -> Iterator[str]:
         yield f"asynctask {name} {action}"
         yield f"POST /api/{name}/{action}"
         yield f"POST /api/{name}/{action}-all"
+        if name in FAILING:
+            yield f"POST /api/{name}/templates/{{template}}/{action}"
 
 
 def _acted_on(bench: Bench, name: str, keys: Callable[[], list[str]], ended: Callable[[], dict[str, int]]) -> None:
@@ -456,7 +458,9 @@ def _acted_on(bench: Bench, name: str, keys: Callable[[], list[str]], ended: Cal
     wait_for(lambda: ended() == {"finish": 4, "error": 1, "cancelled": 1}, "the rest ran")
 
 
-@case("Operations.act", "Operations.act_on_all", *_verbs("retries", "restart", "kill", "delete"))
+@case(
+    "Operations.act", "Operations.act_on_all", "Operations.act_on_template", *_verbs("retries", "restart", "kill", "delete")
+)
 def retries_acted_on(bench: Bench) -> None:
     def listed() -> list[str]:
         return [entry["key"] for entry in bench.operations.listed("retries")["entries"]]
@@ -465,7 +469,9 @@ def retries_acted_on(bench: Bench) -> None:
         for verb, status in (("kill", "error"), ("delete", "cancelled")):
             task = bench.submit(3, worker="again", bug=True)
             wait_for(lambda task=task: task.progress()["retrying"] == 3, "all wait for a retry")  # type: ignore[misc]
-            assert bench.operations.act_on_all("retries", verb).done == 3
+            (template,) = bench.operations.templates("retries")["templates"]
+            assert bench.operations.act_on_template("retries", verb, template["id"], first=1).done == 1
+            assert bench.operations.act_on_all("retries", verb).done == 2
             assert task.wait(120)["counts"][status] == 3
         task = bench.submit(6, worker="again", bug=True)
         wait_for(lambda: task.progress()["retrying"] == 6, "all wait for a retry")
@@ -519,7 +525,8 @@ def dead_acted_on(bench: Bench) -> None:
         task.wait(120)
         assert bench.operations.act("dead", "dismiss", [third]).done == 1
         assert bench.operations.act_on_job(fourth, "dismiss")["dismissed"]
-        assert bench.operations.act_on_all("dead", "restart").done == 3
+        (template,) = bench.operations.templates("dead")["templates"]
+        assert bench.operations.act_on_template("dead", "restart", template["id"]).done == 3
         wait_for(lambda: counts(task) == {"finish": 4, "error": 2}, "those that are not dismissed ran")
         task.wait(120)
         assert task.retry()
@@ -673,26 +680,29 @@ def _prefixed(prefix: str, names: str) -> set[str]:
 
 NO_OPERATION: Final = {
     "reads": (
-        _prefixed("Operations.", "job, jobs, listed, monitored, processes, queues, search, wait_reasons")
+        _prefixed("Operations.", "dead, job, jobs, listed, monitored, processes, queues, search, templates, wait_reasons")
         | _prefixed(
             "TaskHandle.",
             "columns, context, counts, error_groups, events, log, progress, refusal, refusal_object, rejects, report,"
             " state, wait",
         )
         | _prefixed(
-            "asynctask ", "tasks, show, watch, jobs, job, workers, config, doctor, report, result, template, db check"
+            "asynctask ",
+            "history, tasks, show, watch, jobs, job, workers, config, doctor, report, result, template, db check",
         )
         | _prefixed(
             "asynctask ",
             "middleware list, processes list, queues list, queues jobs, check-list, schedules list, rates list",
         )
         | _prefixed("asynctask ", "retries list, retries search, scheduled list, scheduled search, dead list, dead search")
+        | _prefixed("asynctask ", "retries templates, dead templates")
     ),
     "submits": _prefixed("POST /api/", "tasks, jobs, exports")
     | _prefixed("asynctask ", "submit, add, export, perform, demo, split-task")
     | {"TaskHandle.add", "POST /api/tasks/{task_id}/items"},
     "lets somebody else in": {"POST /api/tasks/{task_id}/links", "asynctask link"},
     "records what another program performed": _prefixed("POST /api/", "records, jobs/{job_id}/record"),
+    "is a step of maintenance": {"Operations.keep_history"},
     "starts a process": _prefixed("asynctask ", "up, web, worker"),
     "is for Tasks that ended, or for no Task": _prefixed("asynctask ", "purge, db upgrade, schedules remove"),
 }

@@ -68,7 +68,7 @@ def part(page: Any, name: str) -> None:
 
 
 def hand_in(page: Any, url: str, file: Path, worker: str, **fields: str) -> None:
-    page.goto(url)
+    page.goto(f"{url.rstrip('/')}/new")
     page.get_by_label("What should be done").select_option(worker)
     page.set_input_files("#file", file)
     for label, value in fields.items():

@@ -1,5 +1,7 @@
 // Building and filling elements. Data goes in as text only: nothing here, or anywhere, sets innerHTML.
 
+import { ago, when } from "./words.js";
+
 export const $ = (selector, root = document) => root.querySelector(selector);
 export const $$ = (selector, root = document) => [...root.querySelectorAll(selector)];
 
@@ -16,6 +18,51 @@ export function el(tag, attributes = {}, ...children) {
 
 /** Text of users: in its own direction, whatever surrounds it. */
 export const user = (value, attributes = {}) => el("span", { dir: "auto", class: "user", ...attributes }, String(value ?? ""));
+
+/** A moment: how long ago, or in how long, kept fresh by frame.js, with the exact time as its title. */
+export const moment = (text) => (text ? freshen(el("time", { datetime: text, title: when(text) })) : "–");
+
+export function freshen(node) {
+  setText(node, ago(node.getAttribute("datetime")));
+  return node;
+}
+
+/**
+ * Asks once, in the dialog of confirm.html; resolves to whether `yes` was clicked. The focus goes back to where it was. `no`: what keeps all
+ * as it is.
+ */
+export function sure(heading, text, yes, no = "Keep it") {
+  setText($("#confirm-heading"), heading);
+  setText($("#confirm-text"), text);
+  setText($("#confirm-yes"), yes);
+  setText($("#confirm-no"), no);
+  const dialog = $("#confirm");
+  dialog.returnValue = "no";
+  dialog.showModal();
+  return new Promise((resolve) => dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), { once: true }));
+}
+
+/**
+ * Fills the body of a table with a row for each of `items`. Rows are kept by `key(item)` as long as they are shown: whoever stands on one with
+ * the keyboard stays there. `make(item)` builds a row, `fill(row, item)` writes what changes.
+ */
+export function rowsOf(body, { key, make, fill }) {
+  const kept = new Map();
+  return (items) => {
+    const wanted = new Set(items.map(key));
+    for (const [name, row] of kept) {
+      if (wanted.has(name)) continue;
+      row.remove();
+      kept.delete(name);
+    }
+    items.forEach((item, i) => {
+      if (!kept.has(key(item))) kept.set(key(item), make(item));
+      const row = kept.get(key(item));
+      if (body.children[i] !== row) body.insertBefore(row, body.children[i] ?? null);
+      fill(row, item);
+    });
+  };
+}
 
 export function setText(node, value) {
   const text = String(value ?? "");

@@ -1,7 +1,7 @@
 // One job: its record, and what can be done about it.
 
 import { Poller, attempt, call, linked } from "./api.js";
-import { $, $$, drawBadge, el, setText, show, user } from "./dom.js";
+import { $, $$, drawBadge, el, moment, setText, show, sure, user } from "./dom.js";
 import { STATUSES, count, duration, when } from "./words.js";
 
 const page = $("#job");
@@ -124,11 +124,11 @@ function drawAttempts(job) {
     const [waited, ran] = [el("span", { class: "waited" }), el("span", { class: `ran ${each.status}` })];
     Object.assign(waited.style, { marginInlineStart: share(time(each.since) - begin), width: share(time(each.began) - time(each.since)) });
     ran.style.width = share(until - time(each.began));
-    return el("tr", {}, el("td", { class: "number", "data-label": "Attempt" }, count(each.number)),
-      el("td", { "data-label": "Waited" }, duration((time(each.began) - time(each.since)) / 1000)), el("td", { "data-label": "Began" }, when(each.began)),
-      el("td", { "data-label": "Ran" }, duration((until - time(each.began)) / 1000)),
-      el("td", { "data-label": "Ended" }, el("span", { class: `badge ${each.status}` }, STATUSES[each.status] ?? each.status)),
-      el("td", { "data-label": "Process" }, each.process ? user(each.process) : null),
+    return el("tr", {}, el("td", { class: "number" }, count(each.number)),
+      el("td", {}, duration((time(each.began) - time(each.since)) / 1000)), el("td", {}, moment(each.began)),
+      el("td", {}, duration((until - time(each.began)) / 1000)),
+      el("td", {}, el("span", { class: `badge ${each.status}` }, STATUSES[each.status] ?? each.status)),
+      el("td", {}, each.process ? user(each.process) : null),
       el("td", { class: "span", "aria-hidden": "true" }, el("div", {}, waited, ran)));
   }));
   const waits = job.status === "enqueue" && job.due_at !== null && found.length > 0;
@@ -152,7 +152,7 @@ function drawMessages(messages) {
   if (now === told) return; // what somebody has selected or scrolled to stays
   told = now;
   $("#messages tbody").replaceChildren(...messages.map((m) =>
-    el("tr", {}, el("td", {}, when(m.at)), el("td", {}, el("span", { class: `badge ${m.status in STATUSES ? m.status : ""}` }, STATUSES[m.status] ?? String(m.status ?? ""))),
+    el("tr", {}, el("td", {}, moment(m.at)), el("td", {}, el("span", { class: `badge ${m.status in STATUSES ? m.status : ""}` }, STATUSES[m.status] ?? String(m.status ?? ""))),
       el("td", {}, m.row === undefined ? null : `Row ${count(m.row)}: `, user(m.message)), el("td", { class: "number" }, m.attempt ?? ""))));
   show($("#messages-box"), messages.length > 0);
   show($("#no-messages"), messages.length === 0);
@@ -205,14 +205,4 @@ async function act(button) {
   if (verb in ASKED && !(await sure(...ASKED[verb]))) return;
   await attempt($("#problem"), button, async () => draw(await call(`${self}/${verb}`, { method: "POST", has: "job_id" })));
   poller.now();
-}
-
-function sure(heading, text, yes) {
-  setText($("#confirm-heading"), heading);
-  setText($("#confirm-text"), text);
-  setText($("#confirm-yes"), yes);
-  const dialog = $("#confirm");
-  dialog.returnValue = "no";
-  dialog.showModal();
-  return new Promise((resolve) => dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), { once: true }));
 }

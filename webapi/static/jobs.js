@@ -1,8 +1,8 @@
-// The jobs without a Task, page by page, the queues, and the schedules. Filter and page are in the address, so that a link leads to them.
+// The jobs without a Task, page by page. Filter and page are in the address, so that a link leads to them.
 
-import { Poller, attempt, call } from "./api.js";
-import { $, drawBadge, el, setText, show, user } from "./dom.js";
-import { SKIPPED, STATUSES, count, duration, when } from "./words.js";
+import { Poller } from "./api.js";
+import { $, drawBadge, el, moment, rowsOf, setText, show, user } from "./dom.js";
+import { STATUSES, count } from "./words.js";
 
 const card = $("#jobs-card");
 const body = $("#jobs tbody");
@@ -66,13 +66,13 @@ window.addEventListener("popstate", () => { restore(); open({ remember: false })
 
 // -- The jobs ----------------------------------------------------------------------------------------------------------
 
-const shown = new Map();
+const rows = rowsOf(body, { key: (job) => job.id, make: entry, fill });
 
 function entry(job) {
   return el("tr", {},
     el("td", {}, el("a", { class: "id", href: `${card.dataset.page}/${encodeURIComponent(job.job_id)}` }, el("bdi", {}, job.job_id))),
     el("td", {}, user(job.worker)), el("td", {}, el("span", { class: "badge" })), el("td", { class: "number" }),
-    el("td", {}, user("")), el("td", {}, when(job.created_at)));
+    el("td", {}, user("")), el("td", {}, moment(job.created_at)));
 }
 
 function fill(row, job) {
@@ -81,21 +81,9 @@ function fill(row, job) {
   setText($(".user", row.children[4]), job.messages.at(-1)?.message ?? "");
 }
 
-/** Rows are kept as long as they are on the page: whoever stands on one with the keyboard stays there. */
 function draw(page) {
   $("#jobs").setAttribute("aria-busy", "false");
-  const wanted = new Set(page.jobs.map((job) => job.id));
-  for (const [id, row] of shown) {
-    if (wanted.has(id)) continue;
-    row.remove();
-    shown.delete(id);
-  }
-  page.jobs.forEach((job, i) => {
-    if (!shown.has(job.id)) shown.set(job.id, entry(job));
-    const row = shown.get(job.id);
-    if (body.children[i] !== row) body.insertBefore(row, body.children[i] ?? null);
-    fill(row, job);
-  });
+  rows(page.jobs);
   show($("#no-jobs"), page.jobs.length === 0);
   next = page.links.next === null ? null : new URL(page.links.next, location.href).searchParams.get("after");
   drawPager();
@@ -104,128 +92,3 @@ function draw(page) {
 const poller = new Poller("", { every: 2000, has: "jobs", onData: draw });
 restore();
 open({ remember: false });
-
-// -- The queues --------------------------------------------------------------------------------------------------------
-
-const others = ({ jobs_of_others: jobs, other_workers: workers }) => `${count(jobs)} for workers that its processes lack: ${workers.join(", ")}`;
-
-const note = (queue) => [queue.paused && "paused", queue.unattended && "no process works it", queue.jobs_of_others && others(queue)]
-  .filter(Boolean).join(", ");
-
-new Poller($("[data-queues]").dataset.queues, {
-  every: 5000,
-  has: "queues",
-  onData({ queues }) {
-    $("#queues tbody").replaceChildren(...queues.map((q) =>
-      el("tr", {}, el("td", {}, user(q.name)), el("td", { class: "number" }, count(q.waiting)), el("td", {}, q.oldest_s === null ? "" : duration(q.oldest_s)),
-        el("td", { class: "number" }, count(q.processes)), el("td", { class: "number" }, count(q.workers_wanted)), el("td", {}, note(q)))));
-    show($("#queues-box"), queues.length > 0);
-    show($("#no-queues"), queues.length === 0);
-  },
-}).start();
-
-// -- The processes -----------------------------------------------------------------------------------------------------
-
-const standing = (process) => {
-  if (process.held_s !== null) return `held: it has not answered for ${duration(process.held_s)}`;
-  if (!process.alive) return "lost";
-  return process.quiet ? "takes no more jobs" : "";
-};
-
-new Poller($("[data-processes]").dataset.processes, {
-  every: 5000,
-  has: "processes",
-  onData({ processes }) {
-    $("#processes tbody").replaceChildren(...processes.map((p) =>
-      el("tr", {}, el("td", {}, user(p.identity)), el("td", {}, user(p.kind)), el("td", { class: "number" }, `${count(p.busy)}/${count(p.concurrency)}`),
-        el("td", {}, when(p.started_at)), el("td", {}, user(p.queues.join(", "))), el("td", {}, standing(p)))));
-    show($("#processes-box"), processes.length > 0);
-    show($("#no-processes"), processes.length === 0);
-  },
-}).start();
-
-// -- The dead ----------------------------------------------------------------------------------------------------------
-
-const deadUrl = $("[data-dead]").dataset.dead;
-const dismissAll = $("#dismiss-all");
-
-const deadJob = (job) => {
-  const name = el("bdi", {}, job.job_id);
-  return job.tracked ? el("a", { class: "id", href: `${card.dataset.page}/${encodeURIComponent(job.job_id)}` }, name) : name;
-};
-
-const dead = new Poller(`${deadUrl}?limit=${PAGE}`, {
-  every: 15000,
-  has: "entries",
-  onData({ entries, total }) {
-    setText($("#dead-total"), count(total));
-    $("#dead tbody").replaceChildren(...entries.map((job) =>
-      el("tr", {}, el("td", {}, deadJob(job)), el("td", {}, user(job.worker ?? "")), el("td", { class: "number" }, job.task_id ?? ""),
-        el("td", {}, user(job.error ?? job.error_class ?? "")), el("td", {}, job.at === null ? "" : when(job.at)))));
-    show($("#dead-box"), entries.length > 0);
-    show($("#no-dead"), entries.length === 0);
-    if (dismissAll) show(dismissAll, entries.some((job) => job.tracked));
-  },
-}).start();
-
-dismissAll?.addEventListener("click", async () => {
-  await attempt($("#dead-problem"), dismissAll, () => call(`${deadUrl}/dismiss-all`, { method: "POST", has: "done" }));
-  dead.now();
-});
-
-// -- The schedules -----------------------------------------------------------------------------------------------------
-
-const plans = $("#schedules-card");
-const lines = new Map();
-
-const every = (s) => (/^[\d.]+$/.test(s.schedule) ? duration(Number(s.schedule)) : `${s.schedule} (${s.timezone})`);
-
-const remark = (s) =>
-  [!s.enabled && "switched off", !s.declared && "no process declares it", s.skipped > 0 && `${count(s.skipped)} skipped, ${SKIPPED[s.skip_reason]}`, s.error]
-    .filter(Boolean).join("; ");
-
-const lastTask = (s) =>
-  (s.last_task_id === null ? [] : [el("a", { href: `${plans.dataset.tasks}/${s.last_task_id}` }, `Task ${s.last_task_id}`), ` ${when(s.last_at)}`]);
-
-/** A button of a schedule; the names of all are said to those who cannot see its row. */
-function doing(name, word, work) {
-  const node = el("button", { type: "button", class: "ghost", "aria-label": `${word}: ${name}` }, word);
-  node.addEventListener("click", () => attempt($("#schedules-problem"), node, async () => { await work(); schedules.now(); }));
-  return node;
-}
-
-function line({ name }) {
-  const path = `${plans.dataset.schedules}/${encodeURIComponent(name)}`;
-  const turn = (enabled) => () => call(path, { method: "PATCH", body: { enabled }, has: "enabled" });
-  const buttons = [
-    doing(name, "Run now", () => call(`${path}/run`, { method: "POST", has: "task_id" })),
-    doing(name, "Switch off", turn(false)),
-    doing(name, "Switch on", turn(true)),
-  ];
-  const cells = [user(name), "", "", "", user("")].map((text) => el("td", {}, text));
-  return { buttons, cells, row: el("tr", {}, cells, "mayOperate" in plans.dataset && el("td", {}, buttons)) };
-}
-
-const schedules = new Poller(plans.dataset.schedules, {
-  every: 5000,
-  has: "schedules",
-  onData({ schedules: found }) {
-    const names = new Set(found.map((s) => s.name));
-    for (const name of lines.keys()) if (!names.has(name)) lines.delete(name);
-    const rows = found.map((s) => {
-      if (!lines.has(s.name)) lines.set(s.name, line(s));
-      const { buttons: [run, off, on], cells, row } = lines.get(s.name);
-      setText(cells[1], every(s));
-      setText(cells[2], when(s.next_at));
-      cells[3].replaceChildren(...lastTask(s));
-      setText($(".user", cells[4]), remark(s));
-      show(run, s.declared);
-      show(off, s.enabled);
-      show(on, !s.enabled);
-      return row;
-    });
-    const body = $("#schedules tbody");
-    if (rows.length !== body.children.length || rows.some((row, i) => row !== body.children[i])) body.replaceChildren(...rows);
-    show(plans, found.length > 0);
-  },
-}).start();

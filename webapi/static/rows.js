@@ -33,8 +33,8 @@ export function columnsOf(known, items) {
 const cell = (value) => (value === null || value === undefined || value === "" ? null : user(plain(value)));
 
 /** The cells of an item. `faulty`: names of those to be marked. */
-export const line = (columns, item, faulty = new Set()) => columns.map(([name, header]) =>
-  el("td", { "data-label": header, class: faulty.has(name) ? "faulty" : null }, cell(isObject(item) ? item[name] : name === "" ? item : null)));
+export const line = (columns, item, faulty = new Set()) => columns.map(([name]) =>
+  el("td", { class: faulty.has(name) ? "faulty" : null }, cell(isObject(item) ? item[name] : name === "" ? item : null)));
 
 // -- Pages -------------------------------------------------------------------------------------------------------------
 
@@ -222,9 +222,9 @@ export class Rows {
     const name = e.row === null ? "job" : count(e.row);
     const tick = e.row === null ? null : el("input", { type: "checkbox", "data-row": e.row, "data-status": e.status, "aria-label": `Choose ${name}`, checked: this.chosen.has(e.row) });
     return el("tr", {},
-      el("td", { class: "tick" }, tick), el("td", { class: "number", "data-label": this.of === SHARDS ? "Shard" : "Row" }, el("a", { href: place(e.job_id), "aria-label": `${name}: its job` }, name)),
-      el("td", { "data-label": "Status" }, kind(e.status)), el("td", { "data-label": "Reason", "data-cell": "reason" }, cell(reason(e))),
-      line(this.shownColumns, e.params), el("td", { class: "number", "data-label": "Attempts", "data-cell": "attempt" }, count(e.attempt)));
+      el("td", { class: "tick" }, tick), el("td", { class: "number" }, el("a", { href: place(e.job_id), "aria-label": `${name}: its job` }, name)),
+      el("td", {}, kind(e.status)), el("td", { "data-cell": "reason" }, cell(reason(e))),
+      line(this.shownColumns, e.params), el("td", { class: "number", "data-cell": "attempt" }, count(e.attempt)));
   }
 
   // -- The chosen rows

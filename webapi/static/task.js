@@ -1,10 +1,11 @@
 // A Task's own page: its bar, what is to be done next, its rows and its settings. Everything moves without a reload.
 
 import { Poller, attempt, call, check, linked, upload } from "./api.js";
-import { $, $$, drawBadge, drawBar, el, leave, redraw, setText, show, showProblem, user } from "./dom.js";
+import { $, $$, drawBadge, drawBar, el, leave, moment, redraw, setText, show, showProblem, sure, user } from "./dom.js";
+import { sparkline } from "./chart.js";
 import { Pages, Rows, columnsOf, kind, line, place, reasons } from "./rows.js";
 import {
-  CALLBACKS, CALLED, COUNTS, ROWS, SHARDS, badge, changes, count, left, logged, nextStep, pace, percent, reached, rows, saidBy, segments,
+  CALLBACKS, CALLED, COUNTS, KNOBS, ROWS, SHARDS, badge, changes, count, left, logged, nextStep, pace, percent, rate, reached, rows, saidBy, segments,
   sentence, when,
 } from "./words.js";
 
@@ -34,6 +35,7 @@ function draw(p) {
   current = p;
   $("#task").setAttribute("aria-busy", "false");
   noteMove(p);
+  noteTrend(p);
   drawHead(p);
   drawCounts(p);
   drawControls(p);
@@ -87,6 +89,49 @@ setInterval(async () => {
   show($("#reasons"), reasons.length > 0);
 }, 1_000);
 
+// -- What this page has seen: rows per second in the last minutes, and when knobs changed --------------------------------
+
+const SEEN_MS = 300_000;
+const BAR_MS = 5_000;
+let seen = [];
+let marks = [];
+
+function noteTrend(p) {
+  const at = Date.now();
+  const now = { at, generation: p.generation, ended: p.progress.done, bad: p.counts.failed + p.counts.error, control: p.control };
+  const before = seen.at(-1);
+  if (before && before.generation !== now.generation) seen = []; // rows that run again are not done any more
+  if (before) {
+    const turned = Object.keys(KNOBS).filter((name) => name in p.control && String(before.control[name]) !== String(p.control[name]));
+    marks.push(...turned.map((name) => ({ at, text: `${KNOBS[name]}: ${before.control[name] ?? "none"} → ${p.control[name] ?? "none"}` })));
+  }
+  seen = [...seen.filter((each) => at - each.at < SEEN_MS + BAR_MS), now];
+  marks = marks.filter((each) => at - each.at < SEEN_MS);
+  drawTrend(at);
+}
+
+/** How many rows had ended at a time, between two answers in proportion; null before the first. */
+function endedAt(time, name) {
+  const i = seen.findIndex((each) => each.at >= time);
+  if (i < 0) return seen.at(-1)[name];
+  if (i === 0) return seen[0].at === time ? seen[0][name] : null;
+  const [a, b] = [seen[i - 1], seen[i]];
+  return a[name] + ((b[name] - a[name]) * (time - a.at)) / (b.at - a.at);
+}
+
+function drawTrend(until) {
+  if (seen.at(-1).ended === seen[0].ended) return; // nothing has ended since the page was opened
+  const since = until - SEEN_MS;
+  const starts = Array.from({ length: SEEN_MS / BAR_MS }, (_, i) => since + i * BAR_MS);
+  const rates = (name) => starts.map((start) => {
+    const from = endedAt(start, name);
+    return from === null ? null : Math.max(0, endedAt(start + BAR_MS, name) - from) / (BAR_MS / 1000);
+  });
+  const values = rates("ended");
+  const label = `Rows per second in the last five minutes, as this page has seen them: ${rate(values.at(-1) ?? 0)} at last`;
+  $("#trend").replaceChildren(sparkline(values, { label, bad: rates("bad").map((each) => each ?? 0), marks, span: [since, until] }));
+}
+
 // -- The tiles: each leads to its rows ------------------------------------------------------------------------------------
 
 const TILES = [...COUNTS.map(([name, word]) => [name, word, `#rows?status=${name}`, (p) => p.counts[name]]),
@@ -119,8 +164,8 @@ const ALLOWED = {
 };
 
 const ASKED = {
-  cancel: ["Cancel this Task?", "Nothing new is started. What runs now goes on to its end; the rest becomes cancelled and can be run later.", "Keep it running", "Cancel the Task"],
-  seal: ["Seal this Task?", "Nothing more can be added to it, and it ends once what it has is done.", "Keep it open", "Seal the Task"],
+  cancel: ["Cancel this Task?", "Nothing new is started. What runs now goes on to its end; the rest becomes cancelled and can be run later.", "Cancel the Task", "Keep it running"],
+  seal: ["Seal this Task?", "Nothing more can be added to it, and it ends once what it has is done.", "Seal the Task", "Keep it open"],
 };
 
 function drawControls(p) {
@@ -141,14 +186,6 @@ async function post(button, path) {
   const done = await attempt($("#problem"), button, async () => draw(await call(path, { method: "POST", has: "counts" })));
   poller.now();
   return done;
-}
-
-function sure(heading, text, no, yes) {
-  for (const [name, words] of Object.entries({ heading, text, no, yes })) setText($(`#confirm-${name}`), words);
-  const dialog = $("#confirm");
-  dialog.returnValue = "no";
-  dialog.showModal();
-  return new Promise((resolve) => dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), { once: true }));
 }
 
 // -- Knobs -------------------------------------------------------------------------------------------------------------
@@ -481,7 +518,7 @@ const rejected = new Pages("rejected", () => `${self}/rejected?`, "rejected", (p
     el("th", { scope: "col", class: i === 0 ? "number" : null }, user(word))));
   $("#rejected tbody").replaceChildren(...page.rejected.map((each) => {
     const faulty = new Set(each.errors.map((error) => error.column));
-    return el("tr", {}, el("td", { class: "number", "data-label": "Row" }, count(each.row)), el("td", { "data-label": "Reasons" }, reasons(each)), line(columns, each.cells, faulty));
+    return el("tr", {}, el("td", { class: "number" }, count(each.row)), el("td", {}, reasons(each)), line(columns, each.cells, faulty));
   }));
 });
 
@@ -516,9 +553,9 @@ async function loadGroups(p) {
   const { errors } = await call(`${self}/errors`, { has: "errors" });
   const all = errors.reduce((sum, g) => sum + g.count, 0);
   redraw($("#groups tbody"), $("#panel-problems"), () => $("#groups tbody").replaceChildren(...errors.map((g) =>
-    el("tr", {}, el("td", { class: "number", "data-label": of === SHARDS ? "Shards" : "Rows" }, count(g.count)), el("td", { class: "number", "data-label": "Share" }, `${Math.round((g.count / all) * 100)} %`),
-      el("td", { "data-label": "Kind" }, kind(g.status)), el("td", { "data-label": "Reason" }, user(saidBy(g)), instance(g)),
-      el("td", { "data-label": "For instance" }, samples(g)), el("td", {}, mayControl && el("span", { class: "row" }, again(g)))))));
+    el("tr", {}, el("td", { class: "number" }, count(g.count)), el("td", { class: "number" }, `${Math.round((g.count / all) * 100)} %`),
+      el("td", {}, kind(g.status)), el("td", {}, user(saidBy(g)), instance(g)),
+      el("td", {}, samples(g)), el("td", {}, mayControl && el("span", { class: "row" }, again(g)))))));
   grouped = now;
   drawControls(current);
 }
@@ -554,8 +591,8 @@ async function loadLog(p) {
   show($("#no-activity"), log.length === 0);
   show($("#activity-box"), log.length > 0);
   redraw($("#activity tbody"), $("#panel-activity"), () => $("#activity tbody").replaceChildren(...log.map((entry) =>
-    el("tr", {}, el("td", { "data-label": "At" }, when(entry.at)), el("td", { "data-label": "Who" }, user(entry.who || "–")),
-      el("td", { "data-label": "What" }, user(logged(entry, of))), el("td", {}, mayControl && undo(entry))))));
+    el("tr", {}, el("td", {}, moment(entry.at)), el("td", {}, user(entry.who || "–")),
+      el("td", {}, user(logged(entry, of))), el("td", {}, mayControl && undo(entry))))));
   told = now;
 }
 

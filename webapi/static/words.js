@@ -9,6 +9,12 @@ export const ROWS = ["row", "rows"];
 /** Of an export. */
 export const SHARDS = ["shard", "shards"];
 export const rows = (n, [one, several] = ROWS) => `${count(n)} ${n === 1 ? one : several}`;
+/** A number of things: "1 job", "1,200 jobs". */
+export const things = (n, one, many = `${one}s`) => `${count(n)} ${n === 1 ? one : many}`;
+export const rate = (n) => rates.format(n);
+/** Memory: "120 MB". */
+export const bytes = (n) => `${numbers.format(Math.round(n / 1_000_000))} MB`;
+
 /** A number of rows with its verb: "1 row was", "2 rows were". */
 const rowsThat = (n, one, many, of = ROWS) => `${rows(n, of)} ${n === 1 ? one : many}`;
 
@@ -21,7 +27,32 @@ export function duration(seconds) {
   return `${rates.format(seconds / 86400)} days`;
 }
 
+/** What ended in the last hour, for those who do not see its chart. */
+export function endedInHour({ finish, failed, error }) {
+  const ended = `${rowsThat(finish + failed + error, "has", "have")} ended in the last hour`;
+  return error ? `${ended}, ${count(error)} of them with an error` : ended;
+}
+
 export const when = (text) => (text ? new Date(text).toLocaleString() : "–");
+
+const days = new Intl.DateTimeFormat(undefined, { dateStyle: "medium" });
+const MONTH_S = 30 * 86400;
+
+/** A time as people say it: "3 min ago", "in 20 s"; from a month on, the day. */
+export function ago(text) {
+  const seconds = (Date.now() - new Date(text)) / 1000;
+  if (Math.abs(seconds) >= MONTH_S) return days.format(new Date(text));
+  if (seconds < -5) return `in ${duration(-seconds)}`;
+  return seconds < 5 ? "just now" : `${duration(seconds)} ago`;
+}
+
+/** The time zone of all times shown: "Europe/Berlin (GMT+2)". */
+export function zone() {
+  const parts = new Intl.DateTimeFormat("en", { timeZoneName: "shortOffset" }).formatToParts(new Date());
+  const { timeZone } = Intl.DateTimeFormat().resolvedOptions();
+  const offset = parts.find(({ type }) => type === "timeZoneName").value;
+  return timeZone === offset ? offset : `${timeZone} (${offset})`;
+}
 
 export const STATES = {
   splitting: "reading", running: "running", paused: "paused", finalizing: "closing", finished: "finished",
@@ -136,6 +167,24 @@ export function pace(p) {
   return parts.join(", ");
 }
 
+/** What the state does not say by itself: why a Task waits, was not accepted, or is not whole. */
+export function remark(p) {
+  const said = sentence(p);
+  const isPlain = said === "Running." || (p.state === "finished" && p.state_reason === null && p.split.state !== "failed");
+  return isPlain ? "" : said;
+}
+
+/** The rows that are not as they should be, by kind: what did not succeed, was not accepted, and has been mended since. */
+export function problems(p) {
+  const { failed, error } = p.counts;
+  return [
+    ["failed", failed, `${count(failed)} refused`],
+    ["error", error, error === 1 ? "1 error" : `${count(error)} errors`],
+    ["rejected", p.split.rejected, `${count(p.split.rejected)} not accepted`],
+    ["mended", p.mended, `${count(p.mended)} mended`],
+  ].filter(([, number]) => number > 0).map(([kind, , text]) => [kind, text]);
+}
+
 /** The parts of the bar, out of all rows of the file: what has ended, by outcome, what was not accepted, and what runs. */
 export function segments(p) {
   // While the list is read its rows are only partly there.
@@ -204,9 +253,9 @@ export function logged(entry, of = ROWS) {
 export const reached = (p) => (p.done ? (p.progress.percent ?? 0) : p.progress.percent);
 
 /** Percent and number of rows, where there are any. */
-export const amount = (p) => (p.counts.total || !p.done ? `${percent(p)} of ${count(p.counts.total)} · ` : "");
+export const amount = (p) => (p.counts.total || !p.done ? `${percent(p)} of ${count(p.counts.total)}` : "");
 
-export const percent = (p) => (p.progress.percent === null ? "–" : `${p.progress.percent} %`);
+export const percent = (p) => (p.progress.percent === null ? "–" : `${Math.floor(p.progress.percent)} %`);
 
 // -- How a request ended without its result ----------------------------------------------------------------------------
 

@@ -1,0 +1,157 @@
+// What fails across Tasks: the templates of the errors, and the jobs of the chosen list.
+
+import { Poller, call } from "./api.js";
+import { sparkline } from "./chart.js";
+import { Pages, doing, jobLink, name, taskLink } from "./console.js";
+import { $, $$, el, moment, plain, rowsOf, setText, show, user } from "./dom.js";
+import { count, saidBy, things } from "./words.js";
+
+const page = $("#failures");
+const { api, list } = page.dataset;
+const mayOperate = "mayOperate" in page.dataset;
+const FIRST = 10;
+
+for (const badge of $$("[data-total]")) {
+  new Poller(`${badge.dataset.total}?limit=1`, { every: 15000, has: "total", onData: ({ total }) => setText(badge, count(total)) }).start();
+}
+
+// -- By template -------------------------------------------------------------------------------------------------------
+
+const known = new WeakMap();
+
+function make() {
+  const row = el("tr", {}, el("td", {}, user(""), el("small", { class: "below" })), el("td", { class: "number" }, el("strong"), el("small", { class: "below" })),
+    el("td"), el("td"), el("td"), el("td", {}, el("span", { class: "links" }), el("small", { class: "below" }, user(""))));
+  if (mayOperate) row.append(el("td", { class: "actions" }, running(row, FIRST), running(row, null), list === "dead" && dismissing(row)));
+  return row;
+}
+
+function fill(row, { template, jobs }) {
+  const [error, number, trend, first, last, where] = row.children;
+  const before = known.get(row);
+  known.set(row, template);
+  setText($(".user", error), saidBy(template));
+  if (before?.sample_job_id !== template.sample_job_id) $("small", error).replaceChildren(...sample(template));
+  setText($("strong", number), count(template.count));
+  setText($("small", number), `${Math.floor((100 * template.count) / jobs)} %`);
+  drawTrend(trend, template.hours);
+  drawTime(first, template.first_at);
+  drawTime(last, template.last_at);
+  drawWhere(where, template, before);
+  if (mayOperate) drawActions($$("button", row), template);
+}
+
+const sample = ({ sample_job_id: job }) => (job === null ? [] : ["For instance ", jobLink(job)]);
+
+function drawTrend(cell, hours) {
+  const said = `In the last hour: ${count(hours.at(-1))}. In the hour before: ${count(hours.at(-2))}.`;
+  if (cell.dataset.hours === hours.join()) return;
+  cell.dataset.hours = hours.join();
+  cell.replaceChildren(sparkline(hours, { label: said }), el("small", { class: "below" }, said));
+}
+
+function drawTime(cell, at) {
+  if ($("time", cell)?.getAttribute("datetime") !== at) cell.replaceChildren(moment(at));
+}
+
+function drawWhere(cell, { tasks, task_count: total, workers }, before) {
+  const shown = tasks.slice(0, 3);
+  if (before?.tasks.slice(0, 3).join() !== shown.join() || before.task_count !== total) {
+    const more = total > shown.length ? `and ${count(total - shown.length)} more` : null;
+    $(".links", cell).replaceChildren(...[...shown.map(taskLink), more].filter(Boolean).flatMap((each) => [each, " "]));
+  }
+  setText($(".user", cell), workers.join(", "));
+}
+
+function drawActions([first, all, dismiss], template) {
+  const about = saidBy(template);
+  show(first, template.count > FIRST);
+  name(first, `Run ${FIRST} first`, about);
+  name(all, template.count === 1 ? "Run it" : "Run all", about);
+  if (dismiss) name(dismiss, template.count === 1 ? "Dismiss…" : "Dismiss all…", about);
+}
+
+const skipping = (skipped) => (skipped.length === 0 ? "" : ` Not done: ${things(skipped.length, "job")}, because: ${skipped[0].reason}.`);
+
+function acting(row, word, verb, first, asked) {
+  return doing(word, "", async () => {
+    const url = `${api}/templates/${known.get(row).id}/${verb}${first === null ? "" : `?first=${first}`}`;
+    const { done, skipped } = await call(url, { method: "POST", has: "done" });
+    after(row);
+    return (verb === "restart" ? `${things(done, "job")} started again.` : `${things(done, "job")} dismissed.`) + skipping(skipped);
+  }, asked && (() => asked(things(known.get(row).count, "job"))));
+}
+
+const running = (row, first) => acting(row, "Run all", "restart", first, null);
+const dismissing = (row) =>
+  acting(row, "Dismiss all…", "dismiss", null, (number) => [
+    "Dismiss the jobs of this error?", `${number} will leave the list. The outcome stays recorded.`, `Dismiss ${number}`,
+  ]);
+
+/** Shows what is left; the keyboard stays near a row that goes. */
+async function after(row) {
+  const next = row.nextElementSibling ?? row.previousElementSibling;
+  jobs.now();
+  if (drawTemplates) await refresh();
+  if (!row.isConnected) (next?.isConnected ? $("button", next) : $("#failures-heading"))?.focus();
+}
+
+const drawTemplates = $("#templates") && rowsOf($("#templates tbody"), { key: ({ template }) => template.id, make, fill });
+
+function showTemplates({ templates: found, jobs: number, complete }) {
+  drawTemplates(found.map((template) => ({ template, jobs: number })));
+  show($("#templates-box"), found.length > 0);
+  show($("#incomplete"), !complete);
+}
+
+const refresh = async () => showTemplates(await call(`${api}/templates`, { has: "templates" }));
+
+if (drawTemplates) new Poller(`${api}/templates`, { every: 30000, has: "templates", onData: showTemplates }).start();
+
+// -- One by one --------------------------------------------------------------------------------------------------------
+
+const dismissAll = $("#dismiss-all");
+
+function jobRow(job) {
+  const args = job.raw ?? (job.args_cut ? "(long)" : plain(job.args));
+  const row = el("tr", {},
+    el("td", {}, job.tracked ? jobLink(job.job_id) : el("bdi", { class: "id" }, job.job_id)), el("td", {}, user(job.worker ?? "")),
+    el("td", {}, job.task_id === null ? "" : taskLink(job.task_id)), el("td", {}, user(list === "scheduled" ? args : (job.error ?? job.error_class ?? ""))),
+    el("td", { class: "number" }, count(job.retries)), el("td", {}, moment(job.at)));
+  if (mayOperate) row.append(el("td", { class: "actions" }, doing("Run now", job.job_id, () => restart(job, row))));
+  return row;
+}
+
+async function restart(job, row) {
+  const { done, skipped } = await call(`${api}/restart`, { method: "POST", body: { keys: [job.key] }, has: "done" });
+  await after(row);
+  return done ? `The job ${job.job_id} is started again.` : `The job ${job.job_id} is not started: ${skipped[0]?.reason}.`;
+}
+
+const drawJobs = rowsOf($("#jobs tbody"), { key: (job) => job.key, make: jobRow, fill() {} });
+
+const jobs = new Pages(api, {
+  has: "entries",
+  every: 10000,
+  box: $("#pager"),
+  draw({ entries, total }) {
+    setText($("#total"), count(total));
+    drawJobs(entries);
+    show($("#jobs-box"), total > 0);
+    show($("#no-jobs"), total === 0);
+    if (dismissAll) show(dismissAll, entries.some((job) => job.tracked));
+  },
+});
+
+if (dismissAll) {
+  dismissAll.append(doing("Dismiss all…", "dead jobs", async () => {
+    const { done } = await call(`${api}/dismiss-all`, { method: "POST", has: "done" });
+    jobs.now();
+    await refresh();
+    $("#failures-heading").focus();
+    return `${things(done, "job")} dismissed.`;
+  }, () => {
+    const number = $("#total").textContent;
+    return ["Dismiss all dead jobs?", `Dead jobs: ${number}. The tracked ones leave the list, and their outcome stays recorded.`, `Dismiss ${number}`];
+  }));
+}

@@ -1,0 +1,155 @@
+// The queues: what waits in each and who works it, and the jobs of the one that the address names.
+
+import { Poller, call } from "./api.js";
+import { Pages, doing, jobLink, name, taskLink } from "./console.js";
+import { $, drawBadge, el, moment, plain, rowsOf, setText, show, user } from "./dom.js";
+import { count, duration, rate, things } from "./words.js";
+
+const card = $("#queues-card");
+const mayOperate = "mayOperate" in card.dataset;
+const api = card.dataset.queues;
+const path = (queue) => `${api}/${encodeURIComponent(queue)}`;
+const chosen = new URLSearchParams(location.search).get("queue");
+
+const waits = (q) => q.waiting + q.length + q.jobs_of_others > 0;
+const isStuck = (q) => q.unattended && waits(q);
+
+function state(q) {
+  if (q.unattended) return ["no process works it", isStuck(q) ? "error" : ""];
+  if (q.paused) return ["paused", "paused"];
+  return q.workers_wanted > q.processes ? ["too few workers", "partial"] : ["keeps up", "finished"];
+}
+
+/** What a person should know or do, as whole sentences. */
+function notes(q) {
+  const found = [];
+  if (isStuck(q) && q.mend) found.push(q.mend);
+  if (q.unattended && q.paused) found.push("It is paused, too.");
+  if (q.jobs_of_others) found.push(`Jobs of workers that its processes lack: ${count(q.jobs_of_others)} (${q.other_workers.join(", ")}).`);
+  return found;
+}
+
+function make(q) {
+  const link = el("a", { href: `${card.dataset.page}?queue=${encodeURIComponent(q.name)}#queue`, "aria-current": q.name === chosen && "true" }, el("bdi", {}, q.name));
+  const numbers = Array.from({ length: 5 }, () => el("td", { class: "number" }));
+  const row = el("tr", {}, el("td", {}, link), numbers, el("td", {}, el("span", { class: "badge" }), el("ul", { class: "notes" })));
+  if (mayOperate) row.append(el("td", { class: "actions" }, pausing(q.name), clearing(q.name)));
+  return row;
+}
+
+function fill(row, q) {
+  const texts = [count(q.waiting), q.oldest_s === null ? "–" : duration(q.oldest_s), rate(q.rate_per_s), count(q.workers_wanted), count(q.processes)];
+  texts.forEach((text, i) => setText(row.children[i + 1], text));
+  row.classList.toggle("alarm", isStuck(q));
+  drawBadge($(".badge", row), state(q));
+  const list = $(".notes", row);
+  if (list.textContent !== notes(q).join("")) list.replaceChildren(...notes(q).map((text) => el("li", {}, user(text))));
+  if (!mayOperate) return;
+  const [pause, clear] = $(".actions", row).children;
+  pause.dataset.paused = String(q.paused);
+  name(pause, q.paused ? "Resume" : "Pause", q.name);
+  clear.dataset.length = q.length;
+  show(pause, q.engine === null);
+  show(clear, q.engine === null && q.length > 0);
+}
+
+// -- What can be done --------------------------------------------------------------------------------------------------
+
+function pausing(queue) {
+  const node = doing("Pause", queue, async () => {
+    const verb = node.dataset.paused === "true" ? "unpause" : "pause";
+    await call(`${path(queue)}/${verb}`, { method: "POST", has: "paused" });
+    poller.now();
+    return verb === "pause" ? `The queue ${queue} is paused: no job of it begins.` : `The queue ${queue} goes on.`;
+  });
+  return node;
+}
+
+function clearing(queue) {
+  const node = doing("Clear…", queue, async () => {
+    const { done } = await call(`${path(queue)}/clear`, { method: "POST", has: "done" });
+    poller.now();
+    jobs?.now();
+    $("a", node.closest("tr"))?.focus();
+    return `${things(done, "job")} of the queue ${queue} deleted.`;
+  }, () => {
+    const number = things(Number(node.dataset.length), "job");
+    return ["Clear this queue?", `${number} of the queue ${queue} will be deleted for good. Items of Tasks among them end as cancelled.`, `Delete ${number}`];
+  });
+  return node;
+}
+
+// -- The queues --------------------------------------------------------------------------------------------------------
+
+const draw = rowsOf($("#queues tbody"), { key: (q) => q.name, make, fill });
+
+const poller = new Poller(api, {
+  every: 5000,
+  has: "queues",
+  onData({ queues }) {
+    draw([...queues].sort((a, b) => isStuck(b) - isStuck(a)));
+    show($("#queues-box"), queues.length > 0);
+    show($("#no-queues"), queues.length === 0);
+    if (chosen !== null) drawChosen(queues.find((q) => q.name === chosen) ?? null);
+  },
+}).start();
+
+// -- The queue that the address names ----------------------------------------------------------------------------------
+
+let jobs = null;
+
+const drawParts = rowsOf($("#parts tbody"), {
+  key: (part) => JSON.stringify([part.worker, part.priority]),
+  make: (part) => el("tr", {}, el("td", {}, part.worker === null ? "single jobs" : user(part.worker)), ["", "", ""].map(() => el("td", { class: "number" }))),
+  fill(row, part) {
+    const texts = [part.priority === null ? "–" : count(part.priority), count(part.waiting), part.oldest_s === null ? "–" : duration(part.oldest_s)];
+    texts.forEach((text, i) => setText(row.children[i + 1], text));
+  },
+});
+
+function drawChosen(q) {
+  const isFirst = $("#queue").hidden;
+  setText($("#queue-name"), chosen);
+  show($("#queue"), true);
+  drawParts(q?.backlog ?? []);
+  show($("#parts-box"), Boolean(q?.backlog.length));
+  show($("#no-parts"), !q?.backlog.length);
+  const engine = q?.engine ?? null;
+  show($("#kept"), engine !== null);
+  if (engine !== null) setText($("#kept"), `${engine} keeps the jobs of this queue: use its own tools to look at them.`);
+  else jobs ??= listJobs();
+  if (isFirst && location.hash === "#queue") $("#queue").focus();
+}
+
+function listJobs() {
+  const drawJobs = rowsOf($("#queued-jobs tbody"), { key: (job) => job.key, make: jobRow, fill() {} });
+  return new Pages(`${path(chosen)}/jobs`, {
+    has: "jobs",
+    every: 5000,
+    box: $("#queued-pager"),
+    draw({ jobs: found, total }) {
+      setText($("#queued-total"), count(total));
+      drawJobs(found);
+      show($("#queued"), total > 0);
+    },
+  });
+}
+
+function jobRow(job) {
+  const args = job.raw ?? (job.args_cut ? "(long)" : plain(job.args));
+  const row = el("tr", {},
+    el("td", {}, job.tracked ? jobLink(job.job_id) : el("bdi", { class: "id" }, job.job_id)), el("td", {}, user(job.worker ?? "")),
+    el("td", {}, job.task_id === null ? "" : taskLink(job.task_id)), el("td", {}, user(args)), el("td", {}, moment(job.enqueued_at)));
+  if (mayOperate) row.append(el("td", { class: "actions" }, deleting(job)));
+  return row;
+}
+
+function deleting(job) {
+  return doing("Delete…", job.job_id, async () => {
+    const { done, skipped } = await call(`${path(chosen)}/delete`, { method: "POST", body: { keys: [job.key] }, has: "done" });
+    poller.now();
+    jobs.now();
+    $("#queue").focus();
+    return done ? `The job ${job.job_id} is deleted.` : `The job ${job.job_id} is not deleted: ${skipped[0]?.reason}.`;
+  }, () => ["Delete this job?", "It does not run. The item of a Task ends as cancelled.", "Delete it"]);
+}

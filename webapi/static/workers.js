@@ -1,0 +1,153 @@
+// The worker processes, with a square for each thread, and the rates of the registered functions.
+
+import { Poller, call } from "./api.js";
+import { doing, jobLink } from "./console.js";
+import { $, $$, drawBadge, el, moment, rowsOf, setText, show, user } from "./dom.js";
+import { ago, bytes, count, duration, things } from "./words.js";
+
+const card = $("#processes-card");
+const mayOperate = "mayOperate" in card.dataset;
+const SQUARES = 100;
+
+const isHeld = (p) => p.held_s !== null;
+const performs = (p) => p.concurrency > 0;
+/** Those that take a signal: an engine's processes are quieted and stopped by the engine's own tools. */
+const obeys = (p) => p.alive && (p.kind === "worker" || p.kind === "sidekiq") && !isHeld(p);
+const busyThreads = (p) => Math.max(p.busy, p.jobs.length);
+
+function state(p) {
+  if (isHeld(p)) return ["does not answer", "error"];
+  if (!p.alive) return ["lost", "error"];
+  if (p.quiet) return ["takes no more jobs", "paused"];
+  if (!performs(p)) return ["runs", ""];
+  return busyThreads(p) > 0 ? ["busy", "running"] : ["idle", "finished"];
+}
+
+/** What a person should know or do. */
+function note(p) {
+  if (isHeld(p)) return `For ${duration(p.held_s)}: a job holds its interpreter, or its machine stopped it. If it stays so, end it with kill -9 ${p.pid} on ${p.hostname}; its jobs run again elsewhere.`;
+  return p.alive ? "" : "Its jobs are taken over by the others.";
+}
+
+// -- Threads -----------------------------------------------------------------------------------------------------------
+
+function threads(p) {
+  const running = p.jobs.slice(0, SQUARES).map((job) => ({ key: job.job_id, job, busy: true }));
+  const rest = Math.max(0, Math.min(p.concurrency, SQUARES) - running.length);
+  return [...running, ...Array.from({ length: rest }, (_, i) => ({ key: `idle ${i}`, job: null, busy: i < busyThreads(p) - running.length }))];
+}
+
+const square = ({ job }) => (job === null ? el("li", { class: "thread" }) : el("li", { class: "thread" }, runs(job)));
+
+function runs(job) {
+  const link = jobLink(job.job_id);
+  link.replaceChildren();
+  return link;
+}
+
+function fillSquare(node, { job, busy }) {
+  node.classList.toggle("busy", busy);
+  if (job === null) return;
+  const said = `${job.worker ?? "Job"} ${job.job_id}, began ${job.started_at ? ago(job.started_at) : "just now"}`;
+  const link = $("a", node);
+  link.title = said;
+  link.setAttribute("aria-label", said);
+}
+
+// -- Processes ---------------------------------------------------------------------------------------------------------
+
+const squares = new WeakMap();
+
+function make(p) {
+  const list = el("ul", { class: "threads" });
+  const row = el("tr", {},
+    el("td", {}, user(p.identity, { class: "user id" }), el("small", { class: "below" }, user([p.kind, p.version, p.hostname && `${p.hostname}, ${p.pid}`].filter(Boolean).join(" · ")))),
+    el("td", {}, el("span", { class: "badge" }), el("small", { class: "below" })),
+    el("td", {}, performs(p) && [list, el("small", { class: "below" })]),
+    el("td", {}), el("td", { class: "number" }), el("td", {}, user("")), el("td", {}, moment(p.started_at)));
+  squares.set(row, rowsOf(list, { key: (each) => each.key, make: square, fill: fillSquare }));
+  if (mayOperate) row.append(el("td", { class: "actions" }, telling(row, "quiet"), telling(row, "stop")));
+  return row;
+}
+
+function fill(row, p) {
+  const [, standing, at, beat, memory, queues] = row.children;
+  known.set(row, p);
+  row.classList.toggle("alarm", isHeld(p) || !p.alive);
+  drawBadge($(".badge", standing), state(p));
+  setText($("small", standing), note(p));
+  if (performs(p)) {
+    squares.get(row)(threads(p));
+    setText($("small", at), `${count(busyThreads(p))} of ${count(p.concurrency)} busy`);
+  }
+  if ($("time", beat)?.getAttribute("datetime") !== p.beat_at) beat.replaceChildren(moment(p.beat_at));
+  setText(memory, p.rss === null ? "–" : bytes(p.rss));
+  setText($(".user", queues), p.queues.join(", "));
+  if (!mayOperate) return;
+  const [quiet, stop] = $(".actions", row).children;
+  show(quiet, obeys(p) && !p.quiet);
+  show(stop, obeys(p));
+}
+
+// -- What can be done --------------------------------------------------------------------------------------------------
+
+const known = new WeakMap();
+const ASKED = {
+  quiet: ["Quiet…", "Quiet this process?", "it takes no more jobs until it is started anew", "Quiet it", "takes no more jobs"],
+  stop: ["Stop…", "Stop this process?", "it ends after its running jobs, and gives back those that last too long", "Stop it", "stops"],
+};
+
+function telling(row, verb) {
+  const [word, question, effect, yes, done] = ASKED[verb];
+  const identity = $(".id", row).textContent;
+  return doing(word, identity, async () => {
+    await call(`${card.dataset.processes}/${encodeURIComponent(identity)}/${verb}`, { method: "POST", has: "signal" });
+    poller.now();
+    return `${identity} ${done} at its next heartbeat.`;
+  }, () => [question, `${identity} runs ${things(busyThreads(known.get(row)), "job")} now: ${effect}.`, yes]);
+}
+
+const draw = rowsOf($("#processes tbody"), { key: (p) => p.identity, make, fill });
+const urgency = (p) => (isHeld(p) ? 0 : !p.alive ? 1 : performs(p) ? 2 : 3);
+
+function summary(processes) {
+  const working = processes.filter((p) => performs(p) && p.alive);
+  if (working.length === 0) return "No process performs jobs. Start a worker: asynctask -A module:app worker";
+  const busy = working.reduce((sum, p) => sum + busyThreads(p), 0);
+  const all = working.reduce((sum, p) => sum + p.concurrency, 0);
+  return `${things(working.length, "process", "processes")} with ${things(all, "thread")}, of which ${count(busy)} ${busy === 1 ? "is" : "are"} busy.`;
+}
+
+const poller = new Poller(card.dataset.processes, {
+  every: 3000,
+  has: "processes",
+  onData({ processes }) {
+    draw([...processes].sort((a, b) => urgency(a) - urgency(b)));
+    setText($("#summary"), summary(processes));
+    show($("#summary"), processes.length > 0);
+    show($("#processes-box"), processes.length > 0);
+    show($("#no-processes"), processes.length === 0);
+  },
+}).start();
+
+// -- The registered functions: their limits as they are now ------------------------------------------------------------
+
+const limited = $$("#functions [data-limit]");
+
+if (limited.length > 0) {
+  new Poller(card.dataset.rates, {
+    every: 5000,
+    has: "rates",
+    onData({ rates }) {
+      for (const cell of limited) {
+        const limit = rates.find(({ name }) => name === cell.dataset.limit);
+        if (limit === undefined) continue;
+        const parts = [limit.rate];
+        if (limit.rate !== limit.declared) parts.push(`the code says ${limit.declared}`);
+        if (limit.workers.length > 1) parts.push(`shared by ${count(limit.workers.length)} functions`);
+        if (limit.next_at) parts.push(`next start ${ago(limit.next_at)}`);
+        setText(cell, parts.join("; "));
+      }
+    },
+  }).start();
+}
