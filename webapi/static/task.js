@@ -5,7 +5,7 @@ import { $, $$, drawBadge, drawBar, el, leave, moment, redraw, setText, show, sh
 import { sparkline } from "./chart.js";
 import { Pages, Rows, columnsOf, kind, line, place, reasons } from "./rows.js";
 import {
-  CALLBACKS, CALLED, COUNTS, KNOBS, ROWS, SHARDS, badge, changes, count, left, logged, nextStep, pace, percent, rate, reached, rows, saidBy, segments,
+  CALLBACKS, CALLED, COUNTS, KNOBS, ROWS, SHARDS, badge, changes, count, duration, left, logged, nextStep, pace, percent, rate, reached, rows, saidBy, segments,
   sentence, when,
 } from "./words.js";
 
@@ -92,7 +92,9 @@ setInterval(async () => {
 // -- What this page has seen: rows per second in the last minutes, and when knobs changed --------------------------------
 
 const SEEN_MS = 300_000;
-const BAR_MS = 5_000;
+const BARS = 50;
+/** Answers come about each second: shorter bars would show that, not the Task. */
+const LEAST_MS = 2_000;
 let seen = [];
 let marks = [];
 
@@ -105,31 +107,32 @@ function noteTrend(p) {
     const turned = Object.keys(KNOBS).filter((name) => name in p.control && String(before.control[name]) !== String(p.control[name]));
     marks.push(...turned.map((name) => ({ at, text: `${KNOBS[name]}: ${before.control[name] ?? "none"} → ${p.control[name] ?? "none"}` })));
   }
-  seen = [...seen.filter((each) => at - each.at < SEEN_MS + BAR_MS), now];
+  seen = [...seen.filter((each) => at - each.at < SEEN_MS), now];
   marks = marks.filter((each) => at - each.at < SEEN_MS);
   drawTrend(at);
 }
 
-/** How many rows had ended at a time, between two answers in proportion; null before the first. */
+/** How many rows had ended at a time, between two answers in proportion. */
 function endedAt(time, name) {
   const i = seen.findIndex((each) => each.at >= time);
   if (i < 0) return seen.at(-1)[name];
-  if (i === 0) return seen[0].at === time ? seen[0][name] : null;
+  if (i === 0) return seen[0][name];
   const [a, b] = [seen[i - 1], seen[i]];
   return a[name] + ((b[name] - a[name]) * (time - a.at)) / (b.at - a.at);
 }
 
 function drawTrend(until) {
   if (seen.at(-1).ended === seen[0].ended) return; // nothing has ended since the page was opened
-  const since = until - SEEN_MS;
-  const starts = Array.from({ length: SEEN_MS / BAR_MS }, (_, i) => since + i * BAR_MS);
-  const rates = (name) => starts.map((start) => {
-    const from = endedAt(start, name);
-    return from === null ? null : Math.max(0, endedAt(start + BAR_MS, name) - from) / (BAR_MS / 1000);
+  const since = seen[0].at;
+  const bars = Math.max(1, Math.min(BARS, Math.floor((until - since) / LEAST_MS)));
+  const width = (until - since) / bars;
+  const rates = (name) => Array.from({ length: bars }, (_, i) => {
+    const [from, to] = [endedAt(since + i * width, name), endedAt(since + (i + 1) * width, name)];
+    return Math.max(0, to - from) / (width / 1000);
   });
   const values = rates("ended");
-  const label = `Rows per second in the last five minutes, as this page has seen them: ${rate(values.at(-1) ?? 0)} at last`;
-  $("#trend").replaceChildren(sparkline(values, { label, bad: rates("bad").map((each) => each ?? 0), marks, span: [since, until] }));
+  const label = `${of === SHARDS ? "Shards" : "Rows"} per second, as this page has seen them for ${duration((until - since) / 1000)}: ${rate(values.at(-1))} at last`;
+  $("#trend").replaceChildren(sparkline(values, { label, bad: rates("bad"), marks, span: [since, until] }));
 }
 
 // -- The tiles: each leads to its rows ------------------------------------------------------------------------------------
