@@ -228,6 +228,8 @@ class Event(ListedEvent):
     actions: Annotated[
         list[Literal["restart", "kill", "delete", "dismiss", "stop", "start"]], "Those that apply to it now."
     ]
+    previous_failed: Annotated[str | None, "The job before it in its Task with an item that ended failed or error."]
+    next_failed: Annotated[str | None, "The next such job behind it."]
 
 
 class ToldEvent(Event):
@@ -692,7 +694,10 @@ class Operations:
         """An :class:`Event`. Raises :class:`NotFound`."""
         event, foreign = self._event(job_id)
         actions = [] if foreign else [*self._actions(event), *_stop_or_start(event)]
-        return {**event, "actions": [*actions, "dismiss"] if _is_dead(event) else actions}
+        with self._ledger.database.read() as connection:
+            before, behind = queries.failed_beside(connection, event["task_id"], event["id"])
+        found = {**event, "actions": [*actions, "dismiss"] if _is_dead(event) else actions}
+        return {**found, "previous_failed": before, "next_failed": behind}
 
     def _event(self, job_id: str) -> tuple[dict[str, Any], str | None]:
         """An Event, and the other program that alone can run its job, if any."""

@@ -29,7 +29,7 @@ from asynctask.lists.items import MIXED, ItemShape, Rejected
 from asynctask.lists.problems import fault, kept_problems, problems_of, refusal, stored
 from asynctask.lists.readers import RawRow
 from asynctask.lists.rows import MAX_KEY, ListSource, Names, all_good, checked, open_list, refused_option, too_many_items
-from asynctask.lists.split import WHOLE_S, Splitter
+from asynctask.lists.split import WHOLE_S, Splitter, noted
 from asynctask.lists.uploads import ITEMS, JsonItems, StoredFile, is_workbook, items_body
 from asynctask.lists.written_cells import secret_json
 from asynctask.logs import get_logger
@@ -219,7 +219,8 @@ class Submitter:
             rows = self._rows(worker, items, self._unique(worker, options), self._key(worker, options))
             digest = _digest(worker, options, _stored_body(hashlib.sha256(body).hexdigest(), ListSource()), callbacks)
             new = self._new_task(worker, options, digest, callbacks, origin=ITEMS, planned=len(items))
-            whole = self._gather(new, rows, Names("items", {}), strict=bool(options.strict))
+            names = Names("items", {})
+            whole = self._gather(new, noted(rows, names), names, strict=bool(options.strict))
             if whole is not None:
                 return self._taken(worker, self._group.create(whole), whole)
         return self._submit_stored(worker, self._services.uploads.store_body(body), given, callbacks)
@@ -459,9 +460,7 @@ class Submitter:
 
     # -- lists that are one slice
 
-    def _gather(
-        self, new: NewTask, rows: Iterable[NewItem | Rejected], names: Names | None, *, strict: bool
-    ) -> First | None:
+    def _gather(self, new: NewTask, rows: Iterable[NewItem | Rejected], names: Names, *, strict: bool) -> First | None:
         """The Task with its whole list; None if the list must be split."""
         begun = self._services.clock.monotonic()
         if begun < self._slow.get(new.worker_name, 0.0):
@@ -487,7 +486,9 @@ class Submitter:
                     rows = stored.path.read_bytes().count(b"\n") - 1
                 if not self._splitter.may_fit(rows, None):
                     return None
-                return self._gather(replace(new, planned=rows), opened.checked(), None, strict=source.strict)
+                names = Names("items" if source.items else "list", {})
+                checked_rows = noted(opened.checked(), names) if source.items else opened.checked(0, names)
+                return self._gather(replace(new, planned=rows), checked_rows, names, strict=source.strict)
         except InputError:  # the split raises it again, and records it
             return None
 

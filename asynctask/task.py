@@ -29,11 +29,14 @@ from asynctask.lists.uploads import Uploads
 from asynctask.worker import WEBHOOK, Worker
 
 if TYPE_CHECKING:
-    from asynctask.reports.report import Report
+    from asynctask.reports.report import ListColumn, Report
 
 __all__ = ["ListedEvent", "Progress", "Services", "TaskHandle", "event_cursor"]
 
 _PROBLEMS = (str(Status.FAILED), str(Status.ERROR))
+
+MOST_ROWS: Final = 200
+"""Most rows that a retry or a report takes by their numbers."""
 
 
 _POSITION: Final = re.compile(r"([0-9]{1,19})(?:\.([0-9]{1,19}))?", re.ASCII)
@@ -112,6 +115,18 @@ def checked_statuses(status: str | Collection[str]) -> tuple[str, ...]:
     if wrong := set(statuses) - {str(s) for s in Status}:
         raise InputError(f"no such status: {', '.join(sorted(wrong))}; there are {', '.join(Status)}")
     return statuses
+
+
+def checked_rows(rows: Collection[int] | None) -> frozenset[int] | None:
+    """Numbers of rows; None for None. Raises :class:`InputError` for none, too many, or what is no number of a row."""
+    if rows is None:
+        return None
+    if not 1 <= len(rows) <= MOST_ROWS:
+        raise InputError(f"only_rows: name 1 to {MOST_ROWS} rows, not {len(rows):,}", code="invalid_option")
+    for row in rows:
+        if not isinstance(row, int) or isinstance(row, bool) or not 1 <= row < 2**63:
+            raise InputError(f"only_rows: {row!r} is no number of a row", code="invalid_option")
+    return frozenset(rows)
 
 
 class TaskHandle:
@@ -198,19 +213,33 @@ class TaskHandle:
             pause.wait(max(0.0, min(poll_s, left, threading.TIMEOUT_MAX)))
 
     def events(
-        self, status: str | Collection[str] = (), after: int | str | None = None, limit: int = 100, *, take: Take = list
+        self,
+        status: str | Collection[str] = (),
+        after: int | str | None = None,
+        limit: int = 100,
+        *,
+        text: str | None = None,
+        take: Take = list,
     ) -> list[Any]:
         """Events in the order of their creation, only with these statuses if given; for a job of several items, one per
         item.
 
         ``after``: only those behind the Event of this id, or behind the item that :func:`event_cursor` names; ``limit`` is
-        at most 1,000. Raises :class:`InputError` for an unknown status or an invalid ``after``.
+        at most 1,000; ``text``: only items whose JSON contains it, in any case. Raises :class:`InputError` for an unknown
+        status or an invalid ``after``.
         """
         statuses, (event_id, row) = checked_statuses(status), _after(after)
         with self._s.ledger.database.read() as connection:
             task_rows.get(connection, self.id)
         database, limit = self._s.ledger.database, max(1, min(limit, MAX_PAGE))
-        return take(queries.event_page(database, self.id, statuses, after=event_id, after_row=row, limit=limit))
+        return take(queries.event_page(database, self.id, statuses, after=event_id, after_row=row, limit=limit, text=text))
+
+    def columns(self) -> list[ListColumn]:
+        """The columns of the list, in its order: ``name``, the field of the items, and ``header``, its title in the sheet.
+        Those known so far, while the list is read; empty if they are too many to be kept."""
+        from asynctask.reports.report import columns_of  # as in report()
+
+        return columns_of(task_rows.read(self._s.ledger, self.id), self._shape)
 
     def error_groups(self) -> list[dict[str, Any]]:
         """Failures grouped by message, the most frequent first, with sample rows."""
@@ -254,18 +283,24 @@ class TaskHandle:
             task_rows.get(connection, self.id)
         return take(queries.log(self._s.ledger.database, self.id))
 
-    def report(self, rows: str = "failed", locale: str | None = None, alive: Callable[[], None] = lambda: None) -> Report:
+    def report(
+        self,
+        rows: str = "failed",
+        locale: str | None = None,
+        alive: Callable[[], None] = lambda: None,
+        *,
+        only_rows: Collection[int] | None = None,
+    ) -> Report:
         """The rows ``failed``, ``succeeded``, ``unprocessed``, ``rejected`` or ``all``, in the user's own columns.
 
-        The texts are in the language ``locale``, by default the application's. ``alive`` is called regularly; an exception
-        from it ends the work.
+        ``only_rows``: of these only the ones with these numbers, at most 200. The texts are in the language ``locale``, by
+        default the application's. ``alive`` is called regularly; an exception from it ends the work.
         """
         from asynctask.reports.report import make_report  # imports the writer of workbooks, which few processes need
 
-        said = locale or self._s.ledger.catalogue.locale
-        return make_report(
-            self._s.ledger, self._s.uploads, self._s.limits, self._shape, self.id, rows, locale=said, alive=alive
-        )
+        said, only = locale or self._s.ledger.catalogue.locale, checked_rows(only_rows)
+        how: dict[str, Any] = {"locale": said, "alive": alive, "only_rows": only}
+        return make_report(self._s.ledger, self._s.uploads, self._s.limits, self._shape, self.id, rows, **how)
 
     # -- control: each method returns whether the Task was changed, and raises Conflict if its state forbids that
 
@@ -282,18 +317,25 @@ class TaskHandle:
         return self._s.control.cancel(self.id, who)
 
     def retry(
-        self, status: Collection[str] = (), who: str = "", *, message: str | None = None, limit: int | None = None
+        self,
+        status: Collection[str] = (),
+        who: str = "",
+        *,
+        message: str | None = None,
+        limit: int | None = None,
+        only_rows: Collection[int] | None = None,
     ) -> bool:
         """Runs items that are ``failed`` or ``error`` (or have the given statuses) again, as a new generation.
 
         ``message``: only failures of its group (:meth:`error_groups`); ``limit``: at most this many, in the order of the
-        list. Returns False if there are none. Raises :class:`NobodyPerforms` if no process is known that performs its
-        worker.
+        list; ``only_rows``: only those with these numbers, at most 200. Returns False if there are none. Raises
+        :class:`NobodyPerforms` if no process is known that performs its worker.
         """
         task = task_rows.read(self._s.ledger, self.id)
         self._s.refuse_unperformed(task.worker_name, task.queue)
         statuses = (status,) if isinstance(status, str) else status
-        return self._s.control.retry(self.id, statuses, who, message=message, limit=limit)
+        how: dict[str, Any] = {"message": message, "limit": limit, "only_rows": checked_rows(only_rows)}
+        return self._s.control.retry(self.id, statuses, who, **how)
 
     def add(self, items: Iterable[Any], *, idempotency_key: str | None = None, who: str = "") -> Addition:
         """Adds items to an open Task, in one transaction: at most 10,000, and 4 MB of them. Their rows continue the list.

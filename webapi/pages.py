@@ -178,8 +178,16 @@ def task(task_id: int) -> ResponseReturnValue:
     """One Task."""
     progress = find_progress(task_id)
     worker = progress["worker"]
-    takes_lists = worker in asynctask_app().list_workers()
-    return render_template("task.html", task_id=task_id, title=progress["title"], worker=worker, takes_lists=takes_lists)
+    app = asynctask_app()
+    known = app.workers.get(worker)
+    return render_template(
+        "task.html",
+        task_id=task_id,
+        title=progress["title"],
+        worker=worker,
+        takes_lists=worker in app.list_workers(),
+        shards=known is not None and bool(known.columns),
+    )
 
 
 @blueprint.get("/jobs")

@@ -25,7 +25,7 @@ from webapi.context import (
     slot,
     until_gone,
 )
-from webapi.shapes import BINARY, RejectedPage, RejectedQuery, ReportQuery, Routes
+from webapi.shapes import BINARY, RejectedPage, RejectedQuery, ReportQuery, Routes, row_numbers
 
 # -- files as answers
 
@@ -65,7 +65,7 @@ def csv(task_id: int, query: ReportQuery) -> Response:
 
     It can be corrected and submitted again. Texts that a spreadsheet would take for a formula begin with an apostrophe.
     """
-    return _report(task_id, query.rows, "csv", iter_csv, CSV)
+    return _report(task_id, query, "csv", iter_csv, CSV)
 
 
 @blueprint.serve("GET /<int:task_id>/report.xlsx", "getXlsxReport", BINARY, query=ReportQuery, media=XLSX)
@@ -74,7 +74,7 @@ def xlsx(task_id: int, query: ReportQuery) -> Response:
 
     It can be corrected and handed in again.
     """
-    return _report(task_id, query.rows, "xlsx", iter_xlsx, XLSX)
+    return _report(task_id, query, "xlsx", iter_xlsx, XLSX)
 
 
 @blueprint.serve("GET /<int:task_id>/rejected", "listRejected", RejectedPage, query=RejectedQuery)
@@ -92,20 +92,22 @@ def rejected(task_id: int, query: RejectedQuery) -> Response:
 
 
 def _report(
-    task_id: int, rows: str, ending: str, pieces: Callable[..., Generator[bytes, None, None]], mimetype: str
+    task_id: int, query: ReportQuery, ending: str, pieces: Callable[..., Generator[bytes, None, None]], mimetype: str
 ) -> Response:
     task = find_task(task_id)
     title = task.progress()["title"]
-    response = no_content(mimetype) if request.method == "HEAD" else _streamed(task, rows, pieces, mimetype)
+    response = no_content(mimetype) if request.method == "HEAD" else _streamed(task, query, pieces, mimetype)
     set_language(response, reader_locale())
-    return attachment(response, f"task-{task_id}-{rows}.{ending}", title)
+    return attachment(response, f"task-{task_id}-{query.rows}.{ending}", title)
 
 
-def _streamed(task: TaskHandle, rows: str, pieces: Callable[..., Generator[bytes, None, None]], mimetype: str) -> Response:
+def _streamed(
+    task: TaskHandle, query: ReportQuery, pieces: Callable[..., Generator[bytes, None, None]], mimetype: str
+) -> Response:
     """The report in the reader's language, sent while it is made."""
     with ExitStack() as stack:
         stack.enter_context(slot("report"))
-        report = task.report(rows, reader_locale(), client_check())
+        report = task.report(query.rows, reader_locale(), client_check(), only_rows=row_numbers(query.only_rows))
         # It holds the original list until it is closed, even if its rows are not read to the end.
         stack.callback(report.close)
         chunks = pieces(report.headers, report.rows, locale=report.locale)

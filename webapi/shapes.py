@@ -63,6 +63,7 @@ from asynctask.lists.options import (
 )
 from asynctask.lists.problems import fault
 from asynctask.lists.uploads import JsonItems
+from asynctask.reports.report import ListColumn
 from asynctask.worker import JOB_ID
 from webapi.context import asynctask_app, parse_json
 
@@ -97,13 +98,21 @@ class _Listed:
 
 
 _IDS = _Listed("[0-9]{1,18}", 200, "Task ids")
+_ROWS = _Listed("[1-9][0-9]{0,17}", task.MOST_ROWS, "numbers of rows")
 _ANY = _Listed("|".join(Status), len(Status), f"of {', '.join(Status)}")
 _OVER = _Listed("failed|error|cancelled", 3, "of failed, error, cancelled")
 Ids = Annotated[str, AfterValidator(_IDS), Field(json_schema_extra=_IDS.schema)]
 Statuses = Annotated[str, AfterValidator(_ANY), Field(json_schema_extra=_ANY.schema)]
 RetryStatuses = Annotated[str, AfterValidator(_OVER), Field(json_schema_extra=_OVER.schema)]
+RowNumbers = Annotated[str, AfterValidator(_ROWS), Field(json_schema_extra=_ROWS.schema)]
+SearchText = Annotated[str, Field(min_length=1, max_length=200, pattern=NUL_FREE)]
 FailureMessage = Annotated[str, Field(max_length=10_000, pattern=NUL_FREE)]
 RetryLimit = Annotated[int, Field(ge=1, le=2**31)]
+
+
+def row_numbers(text: str | None) -> list[int] | None:
+    """The numbers of rows that a query names; None without any."""
+    return None if text is None else [int(each) for each in text.split(",")]
 
 
 class _In(BaseModel):
@@ -220,6 +229,7 @@ class EventQuery(_Query):
     after: EventPlace | None = Field(
         None, description="The last id of the page before; within a job of several items with a point and the row."
     )
+    text: SearchText | None = Field(None, description="Only items whose JSON contains this text, in any case.")
     limit: int = Field(100, ge=1, le=1000, description="Events on a page.")
 
 
@@ -268,12 +278,18 @@ class RetryQuery(_Query):
         None, description="Only failures of the group with this `message` or `template`, as in `/errors` and `top_errors`."
     )
     limit: RetryLimit | None = Field(None, description="At most this many items, in the order of the list.")
+    only_rows: RowNumbers | None = Field(
+        None, description="Only rows with these numbers, with commas between, at most 200."
+    )
 
 
 class ReportQuery(_Query):
     """Which rows a report holds."""
 
     rows: RowsName = Field("failed", description="`failed`: what to correct, that is failed, error and rejected rows.")
+    only_rows: RowNumbers | None = Field(
+        None, description="Of these, only rows with these numbers, with commas between, at most 200."
+    )
 
 
 class RejectedQuery(_Query):
@@ -694,6 +710,7 @@ class LogEntry(_Out):
 
 
 LogEntries = rows_of("LogEntries", "log", LogEntry)
+ListColumns = rows_of("ListColumns", "columns", described(ListColumn))
 WaitReasons = rows_of("WaitReasons", "reasons", described(operations.WaitReason))
 
 

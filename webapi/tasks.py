@@ -74,6 +74,7 @@ from webapi.shapes import (
     JsonSubmission,
     Knobs,
     Linked,
+    ListColumns,
     LogEntries,
     NewItems,
     NewLink,
@@ -87,6 +88,7 @@ from webapi.shapes import (
     TaskPage,
     TaskQuery,
     WaitReasons,
+    row_numbers,
 )
 
 EVENT_STREAM: Final = "text/event-stream"
@@ -347,8 +349,17 @@ def events(task_id: int, query: EventQuery) -> Response:
     8 MB.
     """
     page = JsonPage(query.limit, event_cursor)
-    found = find_task(task_id).events(_statuses(query.status), query.after, query.limit, take=page)
+    found = find_task(task_id).events(_statuses(query.status), query.after, query.limit, text=query.text, take=page)
     return json_response({"events": found, "links": page_links(page.after)})
+
+
+@blueprint.serve("GET /<int:task_id>/columns", "listColumns", ListColumns)
+def columns(task_id: int) -> Response:
+    """The columns of a Task's list, in its order
+
+    Those known so far, while the list is read. Empty if they are too many to be kept.
+    """
+    return json_response({"columns": find_task(task_id).columns()})
 
 
 @blueprint.serve("GET /<int:task_id>/errors", "listErrorGroups", ErrorGroups)
@@ -427,7 +438,9 @@ def _serve_verb(verb: Verb, operation_id: str, query: type[RetryQuery | NoQuery]
         more=verb.more,
     )
     def act(task_id: int, query: RetryQuery | None = None) -> Response:
-        how = {} if query is None else {**query.model_dump(), "status": _statuses(query.status)}
+        how: dict[str, Any] = {}
+        if query is not None:
+            how = {**query.model_dump(), "status": _statuses(query.status), "only_rows": row_numbers(query.only_rows)}
         task = find_task(task_id)
         verb.call(task, who=who(), **how)
         return progress_response(with_links(task.progress()))

@@ -290,12 +290,22 @@ def _statuses(_context: click.Context, _option: click.Parameter, text: str) -> t
     return found
 
 
+def _row_numbers(_context: click.Context, _option: click.Parameter, text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise click.BadParameter("write numbers of rows with commas between: 5,8,13") from None
+
+
 _RETRY_OPTIONS: Final = (
     click.Option(
         ["--status"], default="", callback=_statuses, help="Only rows with these statuses: failed,error,cancelled."
     ),
     click.Option(["--message"], help="Only failures of the group with this message."),
     click.Option(["--limit"], type=click.IntRange(1), help="At most this many rows, in the order of the list."),
+    click.Option(["--only-rows"], callback=_row_numbers, help="Only rows with these numbers: 5,8,13; at most 200."),
 )
 
 
@@ -414,6 +424,8 @@ def job(session: Session, job_id: str) -> int:
             "last message": _last_message(event),
             "last error": error.get("message"),
             "of process": error.get("process"),
+            "failed before": event["previous_failed"],
+            "failed next": event["next_failed"],
         }
     )
     if event["traceback"] is not None:
@@ -466,27 +478,29 @@ def link(session: Session, task_id: int, control: bool, expires_in: float, url: 
 @click.argument("task_id", type=TASK_ID)
 @_output_option
 @click.option("--rows", type=click.Choice(ROWS), default="failed", show_default=True, help="Which rows to write.")
+@click.option("--only-rows", callback=_row_numbers, help="Of these, only rows with these numbers: 5,8,13; at most 200.")
 @pass_session
-def report(session: Session, task_id: int, path: Path, rows: str) -> int:
+def report(session: Session, task_id: int, path: Path, rows: str, only_rows: tuple[int, ...] | None) -> int:
     """Write the rows that did not succeed to a file.
 
     Each has its original columns, its status and the reason, ready to be corrected and submitted again.
     """
     suffix = _suffix(path)
     handle = session.existing().task(task_id)
-    written = _write_report(session.out, handle, path, suffix, rows)
+    written = _write_report(session.out, handle, path, suffix, {"rows": rows, "only_rows": only_rows})
     session.out.document({"task_id": task_id, "rows": rows, "written": written, "path": str(path.resolve())})
     session.out.line(f"{path}: {count(written, 'row')} ({rows})")
     return OK
 
 
-def _write_report(out: Output, handle: TaskHandle, path: Path, suffix: str, rows: str) -> int:
+def _write_report(out: Output, handle: TaskHandle, path: Path, suffix: str, which: Mapping[str, Any]) -> int:
     from asynctask.reports import files
     from asynctask.reports.report import rows_expected
 
-    total = rows_expected(handle.progress(), rows)
+    only = which["only_rows"]
+    total = rows_expected(handle.progress(), which["rows"]) if only is None else len(only)
     with RowsWritten(out, SystemClock().monotonic, clean(path), total) as shown:
-        content = handle.report(rows, alive=shown.show)
+        content = handle.report(**which, alive=shown.show)
         counted = shown.counted(content.rows)
         with closing(content), _replace_atomically(path, suffix) as temporary:
             if suffix == ".xlsx":

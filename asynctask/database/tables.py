@@ -98,7 +98,7 @@ tasks: Final = Table(
     # A cancel or retry in progress: which rows it updates, and how far it has come.
     Column("turning", String(16)),
     Column("turn_statuses", String(64)),
-    Column("turn_chosen", Json),  # of a retry: {"digests": [...] or null, "left": number of rows or null}; NULL: all
+    Column("turn_chosen", Json),  # of a retry: {"digests": [...] or null, "left": number or null, "rows": [...] or null}
     _count("turn_cursor"),
     # A Task that a job of another Task submitted: that Task. Tasks below it, at any depth. What still goes down to them.
     Column("parent", BigInteger),

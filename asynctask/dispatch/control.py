@@ -51,17 +51,9 @@ class TaskControls:
         self._cancel_rows(task_id)
         return changed
 
-    def retry(
-        self,
-        task_id: int,
-        statuses: Collection[str] = (),
-        who: str = "",
-        *,
-        message: str | None = None,
-        limit: int | None = None,
-    ) -> bool:
+    def retry(self, task_id: int, statuses: Collection[str] = (), who: str = "", **only: Any) -> bool:
         """Opens a new generation with the chosen rows, as :func:`asynctask.ledger.control.retry` does."""
-        changed = control.retry(self._ledger, task_id, statuses, message=message, limit=limit, who=who)
+        changed = control.retry(self._ledger, task_id, statuses, who=who, **only)
         self.change_rows(task_id)
         return changed
 

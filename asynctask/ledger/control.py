@@ -20,6 +20,7 @@ from asynctask.ledger import children, corrections, hints, lending, progress
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, chunks, dumps, loads, try_lock
 from asynctask.ledger.events import IN_LOAN, UNHELD, Change, EventRecord, Note, apply, read_events, rows_of
+from asynctask.ledger.queries import with_rows
 from asynctask.messages import is_storable
 
 _t, _e, _x, _g, _l = tasks.c, events.c, item_errors.c, task_errors.c, loans.c
@@ -121,15 +122,16 @@ def retry(
     *,
     message: str | None = None,
     limit: int | None = None,
+    only_rows: Collection[int] | None = None,
     who: str = "",
 ) -> bool:
     """Opens a new generation that runs the selected terminal rows again; :func:`change_rows` reopens them afterwards. Of a
     slice, only the selected items run again.
 
     ``statuses``: some of ``failed``, ``error``, ``cancelled``; default the first two. ``message``: only failures of
-    its groups; ``limit``: at most this many rows, in the order of the list. Leaves out rows that a corrected list took.
-    Returns False if there is no such row. Raises :class:`Conflict` if the state forbids it or all such rows were taken,
-    :class:`InputError` for a status that cannot be retried or an invalid limit.
+    its groups; ``limit``: at most this many rows, in the order of the list; ``only_rows``: only rows with these numbers.
+    Leaves out rows that a corrected list took. Returns False if there is no such row. Raises :class:`Conflict` if the
+    state forbids it or all such rows were taken, :class:`InputError` for a status that cannot be retried or a bad limit.
     """
     chosen = tuple(statuses) or (str(Status.FAILED), str(Status.ERROR))
     wrong = set(chosen) - {Status.FAILED, Status.ERROR, Status.CANCELLED}
@@ -141,15 +143,21 @@ def retry(
         task = task_rows.lock(connection, task_id)
         task_rows.check_reopenable(task)  # raises Conflict even if there is no such row
         digests = None if message is None else _groups_with(connection, task_id, message)
+        only = {"digests": digests, "left": limit, "rows": None if only_rows is None else sorted(only_rows)}
         taken = corrections.count_taken(connection, task_id)
-        if connection.execute(_to_reopen(task_id, chosen, digests, but_taken=taken > 0).limit(1)).first() is None:
-            if taken and connection.execute(_to_reopen(task_id, chosen, digests).limit(1)).first() is not None:
+        if connection.execute(_to_reopen(task_id, chosen, only, but_taken=taken > 0).limit(1)).first() is None:
+            if taken and connection.execute(_to_reopen(task_id, chosen, only).limit(1)).first() is not None:
                 raise Conflict(f"the rows of Task {task_id} to retry were corrected and sent again: retry those Tasks")
             return False
-        only = {"digests": digests, "left": limit} if digests is not None or limit is not None else None
         turning = {"turning": "retry", "turn_statuses": ",".join(chosen), "turn_cursor": -1, "turn_chosen": dumps(only)}
         task_rows.open_generation(connection, ledger, task, generation_sealed=0, going_down=None, **turning)
-        said = {"statuses": list(chosen), "message": message, "limit": limit, "sent_again": taken or None}
+        said = {
+            "statuses": list(chosen),
+            "message": message,
+            "limit": limit,
+            "rows": only["rows"],
+            "sent_again": taken or None,
+        }
         detail = {name: value for name, value in said.items() if value is not None}
         task_rows.log(connection, ledger, task_id, "retried", detail, who)
     return True
@@ -167,22 +175,28 @@ def _groups_with(connection: Connection, task_id: int, message: str) -> list[str
 def _to_reopen(
     task_id: int,
     statuses: Collection[str],
-    digests: Collection[str] | None,
+    only: Mapping[str, Any],
     after: int = -1,
     *,
     but_taken: bool = False,
 ) -> Any:
     """A query for the next slice of jobs to reopen, as (id, seq, number of items), in their order: those with an item that
-    a retry selects. ``but_taken``: without jobs whose only item a corrected list took."""
+    a retry selects (``only``: as ``turn_chosen``). ``but_taken``: without jobs whose only item a corrected list took."""
     has_one = sa.or_(sa.false(), *(_e[f"n_{status}"] > 0 for status in statuses if status in _ENDED))
     of_slice = (_e["items"] > 1) & _e.status.in_(_ENDED) & has_one
     found = sa.select(_e.id, _e.seq, _e["items"]).where(_e.task_id == task_id, _e.seq > after).order_by(_e.seq)
     found = found.where(_e.status.in_(statuses) | of_slice if set(statuses) & set(_ENDED) else _e.status.in_(statuses))
     if but_taken:
         found = found.where((_e["items"] > 1) | corrections.not_taken(task_id))
-    if digests is None:
-        return found
-    return found.where(sa.exists().where(_x.event_id == _e.id, _x.digest.in_(digests), _x.status.in_(statuses)))
+    if (rows := only.get("rows")) is not None:
+        named = sa.exists().where(_x.event_id == _e.id, _x.row.in_(rows), _x.status.in_(statuses))
+        if Status.CANCELLED in statuses:  # such an item has no entry of its own
+            named |= (_e.n_cancelled > 0) & with_rows(rows)
+        found = found.where(sa.case((_e["items"] > 1, named), else_=_e.first_row.in_(rows)))
+    if only["digests"] is not None:
+        failed = sa.exists().where(_x.event_id == _e.id, _x.digest.in_(only["digests"]), _x.status.in_(statuses))
+        found = found.where(failed)
+    return found
 
 
 @repeatable
@@ -348,13 +362,13 @@ def _change_rows(ledger: Ledger, task_id: int) -> tuple[bool | None, list[Change
         left = size + 1 if only["left"] is None else only["left"]
         is_retry = task["turning"] == "retry"
         but_taken = is_retry and corrections.any_taken(connection, task_id)
-        statement = _to_reopen(task_id, wanted, only["digests"], task["turn_cursor"], but_taken=but_taken)
+        statement = _to_reopen(task_id, wanted, only, task["turn_cursor"], but_taken=but_taken)
         found = [(int(i), int(seq), int(items)) for i, seq, items in connection.execute(statement.limit(min(size, left)))]
         slices: dict[int, list[int]] = {}
         last, whole = found[-1][1] if found else -1, len(found) == size
         if is_retry and any(items > 1 for _, _, items in found):
             slices = _chosen_items(connection, found, wanted, only, left, task_id if but_taken else None)
-            found = [each for each in found if each[2] == 1 or each[0] in slices]
+            found = [each for each in found if each[2] == 1 or slices.get(each[0])]
         lent = lending.lent_ranges(connection, task_id)
         applied = apply(connection, ledger, [_row_change(ledger, task, i, slices.get(i), lent) for i, *_ in found])
         left -= sum(len(slices[i]) if items > 1 and i in slices else 1 for i, _, items in found)
@@ -406,7 +420,11 @@ def _chosen_items(
             continue
         record = records[event_id]
         indexes = indexes_of(record.row, statuses)
-        rows = rows_of(connection, record) if only["digests"] is not None or task_id is not None else ()
+        numbers = only.get("rows")
+        is_some = only["digests"] is not None or numbers is not None or task_id is not None
+        rows = rows_of(connection, record) if is_some else ()
+        if numbers is not None:
+            indexes = [index for index in indexes if rows[index] in numbers]
         if only["digests"] is not None:
             indexes = [index for index in indexes if rows[index] in named.get(event_id, ())]
         if task_id is not None and record.first_row is not None and record.last_row is not None:

@@ -50,7 +50,7 @@ from asynctask.errors import Conflict, NotFound, OtherEngine
 from asynctask.iterable import item_statuses, unpack
 from asynctask.ledger import corrections, foreign, lending, processes, search
 from asynctask.ledger import tasks as task_rows
-from asynctask.ledger.base import Ledger, Reject, chunks, in_range, loads, stamp
+from asynctask.ledger.base import Ledger, Reject, chunks, dumps, in_range, loads, stamp
 from asynctask.ledger.events import (
     IN_LOAN,
     IS_OPEN,
@@ -260,6 +260,15 @@ def event(connection: Connection, job_id: str) -> dict[str, Any]:
     return {**_event_object(dict(row)), "last_error": loads(row["last_error"]), "traceback": row["traceback"]}
 
 
+def failed_beside(connection: Connection, task_id: int | None, event_id: int) -> tuple[str | None, str | None]:
+    """The job ids of the failed jobs of a Task next to an Event, before and behind it; None without such."""
+    if task_id is None:
+        return None, None
+    failed = sa.select(_e.job_id).where(_e.task_id == task_id, _e.problem.is_not(None), _has_item(PROBLEM)).limit(1)
+    before = connection.scalar(failed.where(_e.id < event_id).order_by(_e.id.desc()))
+    return before, connection.scalar(failed.where(_e.id > event_id).order_by(_e.id))
+
+
 def event_page(
     database: Database,
     task_id: int,
@@ -268,13 +277,19 @@ def event_page(
     after: int | None = None,
     after_row: int | None = None,
     limit: int = 100,
+    text: str | None = None,
 ) -> Iterator[dict[str, Any]]:
     """The records of a Task's items, in the order of their Events' ids and their rows, read as they are consumed.
-    ``statuses``: only items with one of these; ``after``: behind that Event, or within it behind ``after_row``."""
+    ``statuses``: only items with one of these; ``after``: behind that Event, or within it behind ``after_row``; ``text``:
+    only items whose JSON contains it, in any case."""
     left, is_last = limit, False
+    escaped = None if text is None else dumps(text)[1:-1]
     while left > 0 and not is_last:
         with database.read() as connection:
-            listed = connection.execute(_listed(task_id, statuses, after, after_row).limit(left)).all()
+            statement = _listed(task_id, statuses, after, after_row).limit(left)
+            if escaped is not None:
+                statement = statement.where(holds(connection, _e.params, escaped))
+            listed = connection.execute(statement).all()
         enough = bisect_left(list(accumulate(int(each.matching) for each in listed)), left) + 1
         is_last = len(listed) < left and enough >= len(listed)
         for row in fetch_wide(database, _EVENT, _e.id, _TEXTS, [int(each.id) for each in listed[:enough]]):
@@ -286,12 +301,27 @@ def event_page(
             for item in _item_objects(row, statuses, failures):
                 if behind is not None and (item["row"] or 0) <= behind:
                     continue
+                # Of one item of several, and as it is shown: a secret is not found by its text.
+                if escaped is not None and escaped.lower() not in dumps(item["params"]).lower():
+                    continue
                 yield item
                 left -= 1
                 if not left:
                     return
         if not is_last:
             after, after_row = int(listed[:enough][-1].id), None
+
+
+def with_rows(rows: Collection[int]) -> Any:
+    """The condition that an Event has an item of these numbers."""
+    within = [(_e.first_row <= row) & (_e.last_row >= row) for row in rows]
+    return _e.first_row.in_(rows) | ((_e["items"] > 1) & sa.or_(sa.false(), *within))
+
+
+def holds(connection: Connection, column: Any, text: str) -> Any:
+    """The condition that a text column contains a text, in any case."""
+    position = sa.func.strpos if connection.dialect.name == "postgresql" else sa.func.instr
+    return position(sa.func.lower(sa.func.coalesce(column, "")), sa.func.lower(text)) > 0
 
 
 def _listed(task_id: int, statuses: Collection[str], after: int | None, after_row: int | None) -> Any:
@@ -483,10 +513,15 @@ class EndedRow:
 
 
 def rows_by_status(
-    database: Database, task_id: int, statuses: Collection[str], *, params: bool = True
+    database: Database,
+    task_id: int,
+    statuses: Collection[str],
+    *,
+    params: bool = True,
+    only_rows: Collection[int] | None = None,
 ) -> Iterator[EndedRow]:
-    """The items of a Task with these statuses, in row order, for a report. Each page is read in a transaction of its own,
-    so that a slow consumer keeps none open.
+    """The items of a Task with these statuses, in row order, for a report; ``only_rows``: with these numbers. Each page
+    is read in a transaction of its own, so that a slow consumer keeps none open.
     """
     after, size = -1, _FIRST_PAGE
     columns: list[Any] = [
@@ -500,11 +535,13 @@ def rows_by_status(
             .order_by(_e.seq)
             .limit(size)
         )
+        if only_rows is not None:
+            statement = statement.where(with_rows(only_rows))
         with database.read(once=True) as connection:
             page = connection.execute(statement).mappings().all()
         for row in page:
             for item in _items(dict(row)):
-                if item.status in statuses:
+                if item.status in statuses and (only_rows is None or item.row in only_rows):
                     yield EndedRow(
                         row["id"], row["seq"], item.row, item.status, row["retries"], row["started_at"], item.result,
                         item.params,

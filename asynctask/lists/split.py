@@ -67,12 +67,11 @@ class _Slice:
             self.items.append(NewItem(params, rows[0], items=len(rows), last_row=rows[-1], search=search))
         self.open, self.open_size = [], 0
 
-    def begins(self, new: NewTask, names: Names | None, *, strict: bool = False) -> First:
+    def begins(self, new: NewTask, names: Names, *, strict: bool = False) -> First:
         """The Task with this as its first slice; of a ``strict`` list that is all of it, a refused one has no jobs."""
         refused = strict and bool(self.rejects)
         new, items = (new, self.items) if self.more else (replace(new, planned=self.count), () if refused else self.items)
-        headers = None if names is None else names.as_json()
-        return First(new, items, self.rejects, self.cursor, headers, self.more, refused)
+        return First(new, items, self.rejects, self.cursor, names.as_json(), self.more, refused)
 
 
 class Splitter:
@@ -118,7 +117,7 @@ class Splitter:
 
         def read(opened: OpenList, after: int) -> Iterator[NewItem | Rejected]:
             if source.items:
-                return _noted(opened.checked(after), names)
+                return noted(opened.checked(after), names)
             rows = opened.checked(after, names)
             if opened.resubmit_of is None or opened.shape.model is not None:
                 return rows
@@ -171,7 +170,7 @@ class Splitter:
         names = Names("items", {})
         broken: Exception | None = None
         sizes = self._sizes(whole=new.planned is not None and self.may_fit(new.planned, None))
-        slices = self._slices(_noted(rows, names), _Chunks(new.chunk_size, new.planned), sizes, planned=new.planned)
+        slices = self._slices(noted(rows, names), _Chunks(new.chunk_size, new.planned), sizes, planned=new.planned)
         try:
             first = next(slices).begins(new, names)
         except Exception as error:  # the Task says why it has no item
@@ -205,16 +204,13 @@ class Splitter:
         """Whether a list of ``count`` rows and ``size`` bytes (None: unknown) may suit :meth:`gather`."""
         return (count is None or count <= min(SLICE, self._limits.max_rows)) and (size is None or size <= MAX_WHOLE_BYTES)
 
-    def gather(
-        self, new: NewTask, rows: Iterable[NewItem | Rejected], names: Names | None, *, strict: bool
-    ) -> First | None:
+    def gather(self, new: NewTask, rows: Iterable[NewItem | Rejected], names: Names, *, strict: bool) -> First | None:
         """A Task with its whole list, validated, if that is one slice and takes at most :data:`WHOLE_S`; writes nothing.
 
-        ``new.planned`` is the number of rows, as far as it is known; ``names`` gets those of items. None for a list that
-        must be split: too large, too slow, or broken; the split meets the error again and records it.
+        ``new.planned`` is the number of rows, as far as it is known; ``names``: those of the rows, once they are read. None
+        for a list that must be split: too large, too slow, or broken; the split meets the error again and records it.
         """
         chunks, sizes = _Chunks(new.chunk_size, new.planned), self._sizes(whole=True)
-        rows = rows if names is None else _noted(rows, names)
         try:
             first = next(self._slices(rows, chunks, sizes, planned=new.planned, seconds=WHOLE_S))
         except Exception:  # the split meets the error again and records it
@@ -341,7 +337,8 @@ def _still_good(rows: Iterable[NewItem | Rejected]) -> Iterator[NewItem]:
         yield row
 
 
-def _noted(rows: Iterable[NewItem | Rejected], names: Names) -> Iterator[NewItem | Rejected]:
+def noted(rows: Iterable[NewItem | Rejected], names: Names) -> Iterator[NewItem | Rejected]:
+    """These rows; ``names`` gets those of their items."""
     for row in rows:
         names.add(row.values)
         yield row

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Final, cast
+from typing import Annotated, Any, Final, TypedDict, cast
 
 from asynctask.core.states import Status
 from asynctask.database.engine import Database
@@ -78,12 +78,14 @@ def make_report(
     *,
     locale: str = "en",
     alive: Callable[[], None] = lambda: None,
+    only_rows: Collection[int] | None = None,
 ) -> Report:
     """The current report of a Task, streamed in constant memory.
 
     Arguments: ``kind``, one of :data:`KINDS`; ``locale``, the language of its texts; ``alive``, called now and then, also
-    while rows are read: an exception it raises ends the work. Rows are read in pages, each at its own moment. If the
-    original list is gone, the columns are the items' fields; where it cannot be read further, the cells are the items'.
+    while rows are read: an exception it raises ends the work; ``only_rows``: only rows with these numbers. Rows are read in
+    pages, each at its own moment. If the original list is gone, the columns are the items' fields; where it cannot be read
+    further, the cells are the items'.
 
     Raises :class:`InputError` for an unknown ``kind``, NotFound, and :class:`Unavailable` if no process can be started to
     read a workbook. Its rows raise :class:`InputError` if that process ends before it has read what they need.
@@ -98,7 +100,7 @@ def make_report(
         expect = (shape.expected if shape else frozenset()) | frozenset(source.columns)
         original = open_original(uploads, source, limits, expect, alive, known.get("list"))
         masked = frozenset(source.masked)
-    ledger_rows = _LedgerRows(ledger.database, task_id, kind, locale, shape)
+    ledger_rows = _LedgerRows(ledger.database, task_id, kind, locale, shape, only_rows)
     if original is None:
         headers = ledger_rows.fields(shape, None if kept else known.get("items"))
         columns, hidden = dict[str, str](), frozenset[str]()
@@ -157,11 +159,42 @@ def _rows(
             yield replace(row, values=values)
 
 
+class ListColumn(TypedDict):
+    """A column of a list."""
+
+    name: Annotated[str, "Of the items' field."]
+    header: Annotated[str, "Its title in the sheet."]
+
+
+def columns_of(task: task_rows.TaskRow, shape: ItemShape | None) -> list[ListColumn]:
+    """The columns of a Task's list that its items have, in its order; ``shape``: of the items, None if nobody knows it."""
+    known, model = task.headers or {}, None if shape is None else shape.model
+    if "list" not in known:
+        named = {name: name for name in known.get("items", ())}
+    elif shape is None or model is None:
+        mapped = ListSource.from_json(task.source).columns if task.source else {}
+        named = {mapped.get(header, header): header for header in known["list"]}
+    else:
+        mapped = ListSource.from_json(task.source).columns if task.source else {}
+        own = ItemShape(model, mapped) if mapped else shape
+        places = {header: at for at, header in enumerate(known["list"])}
+        named = dict(sorted(_columns(own, known["list"]).items(), key=lambda pair: places[pair[1]]))
+    return [{"name": name, "header": header} for name, header in named.items()]
+
+
 class _LedgerRows:
     """The ledger's data of the report's rows."""
 
-    def __init__(self, database: Database, task_id: int, kind: str, locale: str, shape: ItemShape | None) -> None:
-        self._database, self._task_id, self._locale = database, task_id, locale
+    def __init__(
+        self,
+        database: Database,
+        task_id: int,
+        kind: str,
+        locale: str,
+        shape: ItemShape | None,
+        only_rows: Collection[int] | None,
+    ) -> None:
+        self._database, self._task_id, self._locale, self._only = database, task_id, locale, only_rows
         self._shape = shape if shape is not None and shape.model is not None else None
         self._columns: dict[str, str] = {}  # of the keys of items and rejected rows: an alias is the column of its field
         self._statuses, self._with_rejects = KINDS[kind], kind in _WITH_REJECTS
@@ -206,10 +239,14 @@ class _LedgerRows:
     def _events(self, *, params: bool) -> Iterator[queries.EndedRow]:
         if not self._statuses:
             return iter(())
-        return queries.rows_by_status(self._database, self._task_id, self._statuses, params=params)
+        only = self._only
+        return queries.rows_by_status(self._database, self._task_id, self._statuses, params=params, only_rows=only)
 
     def _rejects(self, *, cells: bool) -> Iterator[Reject]:
-        return queries.rejects(self._database, self._task_id, cells=cells) if self._with_rejects else iter(())
+        if not self._with_rejects:
+            return iter(())
+        found = queries.rejects(self._database, self._task_id, cells=cells)
+        return found if self._only is None else (each for each in found if each.row in self._only)
 
     def _ended(self, values: bool) -> Iterator[tuple[ReportRow, int | None]]:
         events = self._events(params=values)

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import openpyxl
 import pytest
 from playwright.sync_api import Page, Route, expect
-from support.browser import hand_in, sheet
+from support.browser import hand_in, part, sheet
 from support.serving import Shop, get
 
 from asynctask import AsyncTask
@@ -40,18 +40,24 @@ def test_a_sheet_is_handed_in_its_bar_moves_and_its_refused_rows_are_found_and_d
     for step in (3, 6):
         shop.open_gate(step)
         expect(page.get_by_role("progressbar")).to_have_attribute("aria-valuenow", str(step * 10))
-    expect(page.locator("#failed tbody tr")).to_have_count(1)
+    page.locator("[data-kind=failed]").click()
+    expect(page).to_have_url(re.compile(r"#rows\?status=failed$"))
+    expect(page.locator("#rows tbody tr")).to_have_count(1)
     shop.open_gate(10)
     expect(page.locator("#state")).to_have_text("finished with failures")
     expect(page.locator("#words")).to_contain_text("2 rows of 10 did not succeed. 2 rows were not accepted.")
     expect(page.locator("#percent")).to_have_text("100 %")
     assert page.evaluate("window.notReloaded") is True
 
+    expect(page.locator("#rows [data-label=Row]")).to_have_text(["6", "11"])
+    expect(page.locator("#rows [data-label=Quantity]")).to_have_text(["5", "10"])
+    part(page, "Problems")
     expect(page.locator("#groups tbody tr")).to_have_count(1)
     expect(page.locator("#groups")).to_contain_text("seller is not qualified")
-    expect(page.locator("#failed tbody tr td:first-child")).to_have_text(["6", "11"])
-    expect(page.locator("#rejected tbody tr td:first-child")).to_have_text(["12", "13"])
-    expect(page.locator("#rejected")).to_contain_text("Quantity")
+    part(page, "Not accepted")
+    expect(page.locator("#rejected [data-label=Row]")).to_have_text(["12", "13"])
+    expect(page.locator("#rejected .faulty")).to_have_text(["500", ""])
+    expect(page.locator("#next-heading")).to_have_text("4 rows left: download, correct, upload")
     for verb in ("Pause", "Resume", "Cancel"):
         expect(page.get_by_role("button", name=verb)).to_be_hidden()
     expect(page.get_by_role("button", name="Retry failed rows")).to_be_visible()
@@ -190,6 +196,7 @@ def test_a_task_that_paused_itself_offers_no_resume(page: Page, open_shop: tuple
     expect(page.locator("#words")).to_contain_text("Paused by itself")
     expect(page.get_by_role("button", name="Cancel…")).to_be_visible()
     expect(page.get_by_role("button", name="Resume")).to_be_hidden()
+    part(page, "Settings")
     page.get_by_label("Pause after more failures than").fill("1")
     page.get_by_role("button", name="Apply").click()
     expect(page.locator("#state")).to_have_text("running")
@@ -207,13 +214,14 @@ def test_a_task_is_paused_resumed_steered_cancelled_and_run_again(
     page.get_by_role("button", name="Pause").click()
     expect(page.locator("#state")).to_have_text("paused")
     expect(page.get_by_role("button", name="Pause")).to_be_hidden()
+    task = page.url.rpartition("/")[2]
+    part(page, "Settings")
     page.get_by_label("Jobs at once").fill("7")
     page.get_by_label("Priority").fill("120")
     page.get_by_label("Seconds from round to round").fill("0.05")
     page.get_by_label("Pause after more failures than").fill("5%")
     page.get_by_role("button", name="Apply").click()
     expect(page.locator("#knobs-said")).to_contain_text("Applied")
-    task = page.url.rpartition("/")[2]
     control = get(f"{url.rstrip('/')}/api/tasks/{task}")["control"]
     assert (control["parallel"], control["priority"]) == (7, 120)
     assert (control["interval"], control["tolerated_failures"]) == (0.05, "5%")
@@ -228,7 +236,7 @@ def test_a_task_is_paused_resumed_steered_cancelled_and_run_again(
     shop.open_gate(10)  # what had begun goes on to its end
     page.get_by_role("button", name="Run the cancelled rows").click()
     expect(page.locator("#state")).to_have_text("finished")
-    expect(page.locator("[data-kind=finish] dd")).to_have_text("10")
+    expect(page.locator("[data-kind=finish] strong")).to_have_text("10")
 
 
 def test_a_sheet_that_cannot_be_taken_is_explained_on_the_form(page: Page, web_alone: str, tmp_path: Path) -> None:
@@ -393,7 +401,8 @@ def test_nothing_that_users_send_runs_or_becomes_markup(page: Page, shop: Shop, 
     with shop.worker(), shop.web() as (_, said):
         hand_in(page, said["url"], file, "enroll", Title=EVIL)
         expect(page.locator("#state")).to_have_text("finished with failures")
-        expect(page.locator("#failed")).to_contain_text("<img src=x")
+        expect(page.locator("#rows")).to_contain_text("<img src=x")
+        part(page, "Not accepted")
         expect(page.locator("#rejected")).to_contain_text("<script>")
         expect(page.get_by_role("heading", level=1)).to_have_text(EVIL)
         assert page.locator("main img, main script").count() == 0
@@ -523,9 +532,11 @@ def test_a_job_is_opened_by_keyboard_deleted_and_restarted(page: Page, shop: Sho
             page.get_by_role("button", name="Restart").click()
             expect(page.locator("#messages")).to_contain_text("cannot read BUG-")
             expect(page.locator("#error")).to_contain_text("cannot read BUG-")
-            expect(page.locator("#traceback pre")).to_be_hidden()
+            expect(page.locator(".trace")).to_be_hidden()
             page.get_by_text("Traceback", exact=True).click()
-            expect(page.locator("#traceback pre")).to_contain_text("in enroll")
+            expect(page.locator(".trace")).to_contain_text("in enroll")
+            expect(page.locator("#attempts [data-label=Attempt]")).to_have_text(["2"])
+            expect(page.locator("#attempts .badge")).to_have_text(["error"])
             expect(page.locator("#facts")).to_contain_text("Attempt2")
             several = app.submit("enroll", [{"sku": sku} for sku in ("OK-1", "NO-1", "OK-2")], chunk_size=3)
             page.goto(f"{said['url']}/jobs/{several.events()[0]['job_id']}")
@@ -552,8 +563,11 @@ def test_the_pages_fit_their_window(page: Page, open_shop: tuple[Shop, str], tmp
             page.goto(path)
             page.wait_for_load_state("networkidle")
             if path == task:
-                expect(page.locator("#failed tbody tr")).to_have_count(2)
-                for button in page.get_by_role("button", name="Run these again").all():
+                expect(page.locator("#rows tbody tr")).to_have_count(2)
+                assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), (width, path)
+                part(page, "Problems")
+                expect(page.locator("#groups tbody tr")).to_have_count(1)
+                for button in page.get_by_role("button", name="Run all").all():
                     assert button.evaluate("each => each.clientHeight < 2 * parseFloat(getComputedStyle(each).minHeight)")
             assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), (width, path)
 
@@ -566,7 +580,8 @@ def test_refused_rows_are_read_page_by_page_and_go_when_they_are_run_again(
     hand_in(page, url, file, "gated")
     shop.open_gate(1)
     expect(page.locator("#state")).to_have_text("nothing succeeded")
-    rows, pager = page.locator("#failed tbody tr"), page.locator("[data-pager=failed]")
+    page.locator("[data-kind=failed]").click()
+    rows, pager = page.locator("#rows tbody tr"), page.locator("[data-pager=rows]")
     expect(pager).to_contain_text("1–20 of 24")
     expect(rows).to_have_count(20)
     pager.get_by_role("button", name="Later").click()
@@ -574,15 +589,25 @@ def test_refused_rows_are_read_page_by_page_and_go_when_they_are_run_again(
     expect(rows).to_have_count(4)
     pager.get_by_role("button", name="Earlier").click()
     expect(rows).to_have_count(20)
+    part(page, "Not accepted")
     expect(page.locator("#rejected tbody tr")).to_have_count(6)
+    page.locator("[data-kind=failed]").click()
+    expect(rows).to_have_count(20)
     shop.open_gate(0)
     page.get_by_role("button", name="Retry failed rows").click()
-    expect(page.locator("#failed-card")).to_be_hidden()
+    expect(page.locator("#rows-said")).to_have_text("Nothing fits this.")
     shop.open_gate(1)
     expect(page.locator("#state")).to_have_text("nothing succeeded")
-    expect(rows.first.locator("td").nth(3)).to_have_text("2")
-    page.locator("#groups").get_by_role("button", name="Run these again").click()
-    expect(rows.first.locator("td").nth(3)).to_have_text("3")
+    attempts = page.locator("#rows [data-cell=attempt]")
+    expect(attempts.first).to_have_text("2")
+    part(page, "Problems")
+    page.get_by_role("button", name="Run 10 first").click()
+    part(page, "Rows")
+    expect(attempts).to_have_text(["3"] * 10 + ["2"] * 10)
+    part(page, "Problems")
+    page.get_by_role("button", name="Run all").click()
+    part(page, "Rows")
+    expect(attempts).to_have_text(["4"] * 10 + ["3"] * 10)
 
 
 def test_failed_rows_are_downloaded_corrected_and_uploaded_again(
@@ -605,11 +630,13 @@ def test_failed_rows_are_downloaded_corrected_and_uploaded_again(
     page.get_by_role("button", name="Read sheet Products").click()
     expect(page).not_to_have_url(first)
     expect(page.locator("#state")).to_have_text("finished with failures")
-    expect(page.locator("#failed tbody tr")).to_have_count(1)
+    expect(page.locator("[data-kind=failed] strong")).to_have_text("1")
     expect(page.locator("#corrections")).to_contain_text("These rows correct those of Task")
     page.locator("#corrections a").click()
     expect(page).to_have_url(first)
     expect(page.locator("#corrections")).to_contain_text("1 row mended since.")
+    expect(page.locator("#next-heading")).to_have_text("1 row left: download, correct, upload")
+    expect(page.locator("#next-text")).to_have_text("1 row was mended since.")
     page.set_input_files("#corrected", corrected)
     page.get_by_role("button", name="Take these rows again").click()
     expect(page.locator("#problem")).to_contain_text("was sent again with Task")

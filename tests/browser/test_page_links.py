@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
-from support.browser import PATIENCE_MS
+from support.browser import PATIENCE_MS, part
 from support.serving import Shop
 
 from asynctask import AsyncTask
@@ -34,8 +34,9 @@ def test_a_link_shows_its_task_to_somebody_without_a_login_and_lets_control_it(p
         page.set_default_timeout(PATIENCE_MS)
         page.goto(f"{url}/tasks/{ended.id}?link={app.link(ended.id)}")
         expect(page.locator("#state")).to_have_text("finished with failures")
+        expect(page.locator("#rows tbody tr")).to_have_count(2)
+        part(page, "Problems")
         expect(page.locator("#groups tbody tr")).to_have_count(1)
-        expect(page.locator("#failed tbody tr")).to_have_count(1)
         expect(page.locator("[data-verb], #knobs, #correct, nav")).to_have_count(0)
         with page.expect_download():
             page.get_by_role("link", name="Rows to correct, as csv").click()

@@ -13,7 +13,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 from playwright.sync_api import Page, Route, expect
-from support.browser import ARGS, CHROMIUM, PATIENCE_MS, hand_in, sheet
+from support.browser import ARGS, CHROMIUM, PATIENCE_MS, hand_in, part, sheet
 from support.proxy import AFTER, Proxy
 from support.serving import Shop, get
 
@@ -46,7 +46,7 @@ def sent(url: str, method: str, path: str, **body: Any) -> Any:
 
 
 def task_of(page: Page) -> str:
-    return page.url.rpartition("/")[2]
+    return page.url.rpartition("/")[2].partition("#")[0]
 
 
 def start_in_vain(page: Page) -> None:
@@ -418,10 +418,16 @@ def test_tables_that_could_not_be_loaded_are_loaded_later_and_a_page_that_was_no
     expect(page.locator("#connection")).to_contain_text("status 502")
     for each in held:
         page.unroute(each)
-    rows, pager = page.locator("#failed tbody tr"), page.locator("[data-pager=failed]")
+    rows, pager = page.locator("#rows tbody tr"), page.locator("[data-pager=rows]")
     expect(rows).to_have_count(20)
+    expect(page.locator("#connection")).to_be_hidden()
+    page.route(held[1], lambda route: route.fulfill(status=502, **HTML))
+    part(page, "Problems")
+    expect(page.locator("#connection")).to_contain_text("status 502")
+    page.unroute(held[1])
     expect(page.locator("#groups tbody tr")).to_have_count(1)
     expect(page.locator("#connection")).to_be_hidden()
+    part(page, "Rows")
     page.route(held[0], lambda route: route.abort())
     pager.get_by_role("button", name="Later").click()
     expect(page.locator("#problem")).to_contain_text("No answer came from the server.")
@@ -494,7 +500,7 @@ def test_a_retry_whose_answer_is_lost_shows_what_it_did(page: Page, open_shop: t
 
 def test_only_the_knobs_that_somebody_edited_are_sent_and_the_others_follow(page: Page, web_alone: str) -> None:
     """Apply sent all of them, as the page had them when the first was touched."""
-    page.goto(submit(web_alone, "OK-1", "OK-2", parallel=5, priority=300))
+    page.goto(submit(web_alone, "OK-1", "OK-2", parallel=5, priority=300) + "#settings")
     task = task_of(page)
     bodies: list[Any] = []
     page.on("request", lambda request: bodies.append(request.post_data_json) if request.method == "PATCH" else None)
@@ -531,7 +537,7 @@ def test_only_the_knobs_that_somebody_edited_are_sent_and_the_others_follow(page
 
 def test_knobs_that_were_refused_or_whose_answer_was_lost_stay_as_they_were_typed(page: Page, web_alone: str) -> None:
     with lossy(web_alone) as (proxy, url):
-        page.goto(submit(url, "OK-1", parallel=5))
+        page.goto(submit(url, "OK-1", parallel=5) + "#settings")
         tolerated, apply = page.get_by_label("Pause after more failures than"), page.get_by_role("button", name="Apply")
         expect(page.get_by_label("Jobs at once")).to_have_value("5")
         tolerated.fill("many")
@@ -553,7 +559,7 @@ def test_knobs_that_were_refused_or_whose_answer_was_lost_stay_as_they_were_type
 
 
 def test_knobs_that_a_browser_would_restore_are_those_of_the_task(page: Page, web_alone: str) -> None:
-    page.goto(submit(web_alone, "OK-1", parallel=5))
+    page.goto(submit(web_alone, "OK-1", parallel=5) + "#settings")
     parallel = page.get_by_label("Jobs at once")
     expect(parallel).to_have_value("5")
     parallel.fill("7")
@@ -568,7 +574,8 @@ def test_knobs_that_a_browser_would_restore_are_those_of_the_task(page: Page, we
 
 
 ANN, EVE = "ann-has-a-secret-of-her-own", "eve-reads-with-this.secret"
-CHANGES = "main form:not([role=search]), [data-verb], [data-again], main dialog"
+CHANGES = "main form:not([role=search]), [data-verb], [data-again], [data-undo], #chosen-retry, main dialog"
+"""What changes something. A search does not, nor does to choose rows, which are downloaded."""
 
 
 def as_person(browser: Any, secret: str) -> Page:
@@ -605,8 +612,9 @@ def test_a_reader_sees_everything_and_nothing_that_would_be_refused(browser: Any
             expect(reader.locator(CHANGES)).to_have_count(0)
         reader.goto(f"{url}/tasks/{ended.id}")
         expect(reader.locator("#facts")).to_contain_text("Jobs at once3")
+        expect(reader.locator("#rows tbody tr")).to_have_count(2)
+        part(reader, "Problems")
         expect(reader.locator("#groups tbody tr")).to_have_count(1)
-        expect(reader.locator("#failed tbody tr")).to_have_count(1)
         with reader.expect_download():
             reader.get_by_role("link", name="Rows to correct, as csv").click()
         reader.goto(f"{url}/jobs/{job}")
@@ -624,7 +632,8 @@ def test_a_reader_sees_everything_and_nothing_that_would_be_refused(browser: Any
 
         writer.goto(f"{url}/tasks/{ended.id}")
         expect(writer.get_by_role("button", name="Retry failed rows")).to_be_visible()
-        expect(writer.get_by_role("button", name="Run these again")).to_be_visible()
+        part(writer, "Problems")
+        expect(writer.get_by_role("button", name="Run all")).to_be_visible()
         writer.goto(f"{url}/jobs/{job}")
         expect(writer.get_by_role("button", name="Give up…")).to_be_visible()
         writer.goto(url)
@@ -672,7 +681,8 @@ def test_a_list_that_no_corrected_one_can_follow_offers_no_field_for_it(page: Pa
             export = json.load(answer)
         page.goto(url + export["links"]["ui"])
         expect(page.locator("#state")).to_have_text("nothing succeeded")
-        expect(page.locator("#failed tbody tr")).to_have_count(1)
+        expect(page.locator("#rows tbody tr")).to_have_count(1)
+        expect(page.locator("#words")).to_have_text("Finished: 1 shard of 1 did not succeed.")
         expect(page.locator("#correct")).to_have_count(0)
         page.goto(submit(url, "NO-1", worker="enroll"))
         expect(page.locator("#correct")).to_be_visible()

@@ -10,7 +10,7 @@ from support.world import World
 from asynctask import AsyncTask
 from asynctask.errors import Conflict, InputError
 from asynctask.ledger import control
-from asynctask.task import TaskHandle
+from asynctask.task import TaskHandle, event_cursor
 
 pytestmark = pytest.mark.one_database(reason="what stands on the ledger is the same on each database")
 
@@ -106,6 +106,49 @@ def test_so_many_run_again_in_the_order_of_the_list(world: World, monkeypatch: p
     turn_rest(app, task)
     assert len(again(task)) == 9, "the choice was of that retry alone"
     assert app.doctor() == []
+
+
+@pytest.mark.each_database(reason="each looks for numbers, and compares texts, in its own way")
+@pytest.mark.parametrize("chunk_size", [1, 5])
+def test_only_rows_of_these_numbers_run_again_and_rows_are_found_by_their_text(world: World, chunk_size: int) -> None:
+    app = world.app()
+    kinds: list[dict[str, Any]] = [{}, {"refuse": True}, {"refuse": True}, {"bug": True}]
+    with world.working(app):
+        items = [{"n": n, "name": f'Straße "{n}"', **kinds[n % 4]} for n in range(12)]
+        task = app.submit("note", items, chunk_size=chunk_size)
+        task.wait(120)
+    rows = {each["params"]["n"]: each["row"] for each in task.events()}
+    assert not task.retry(only_rows=[rows[0], rows[4], 10_000]), "none of them failed"
+    assert task.retry(only_rows=[rows[2], rows[0], rows[9], rows[3]], limit=2)
+    turn_rest(app, task)
+    assert again(task) == [2, 3]
+    with world.working(app):
+        task.wait(120)
+    assert task.retry(only_rows=[rows[2], rows[0], rows[9], rows[3]], status="failed")
+    turn_rest(app, task)
+    assert again(task) == [2, 9]
+    retried = next(each for each in task.log() if each["action"] == "retried")
+    assert retried["detail"]["rows"] == sorted([rows[2], rows[0], rows[9], rows[3]])
+    with world.working(app):
+        task.wait(120)
+    assert app.doctor() == []
+
+    def found(text: str, **how: Any) -> list[int]:
+        return [each["params"]["n"] for each in task.events(text=text, **how)]
+
+    assert found('sTRaße "1') == [1, 10, 11]
+    assert found('"1"', status="failed") == [1]
+    assert found("no such") == found("%") == []
+    first = task.events(text="Straße", limit=2)
+    assert found("straße", after=event_cursor(first[-1]), limit=2) == [2, 3]
+
+
+@pytest.mark.parametrize("rows", [[], [0], [True], ["2"], [2**63], range(1, 202)])
+def test_rows_that_are_no_numbers_are_refused(world: World, rows: Any) -> None:
+    task = world.app().submit("note", [{"n": 1}])
+    for how in (task.retry, task.report):
+        with pytest.raises(InputError, match="only_rows"):
+            how(only_rows=rows)
 
 
 @pytest.mark.parametrize("limit", [0, -1, True, 1.5, "2"])

@@ -683,7 +683,8 @@ NO_OPERATION: Final = {
         _prefixed("Operations.", "dead, job, jobs, listed, monitored, processes, queues, search, templates, wait_reasons")
         | _prefixed(
             "TaskHandle.",
-            "context, counts, error_groups, events, log, progress, refusal, refusal_object, rejects, report, state, wait",
+            "columns, context, counts, error_groups, events, log, progress, refusal, refusal_object, rejects, report,"
+            " state, wait",
         )
         | _prefixed(
             "asynctask ",

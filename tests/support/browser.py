@@ -62,6 +62,11 @@ def sheet(
     return path
 
 
+def part(page: Any, name: str) -> None:
+    """Opens one of the tabs of a Task's page."""
+    page.get_by_role("tab", name=name).click()
+
+
 def hand_in(page: Any, url: str, file: Path, worker: str, **fields: str) -> None:
     page.goto(f"{url.rstrip('/')}/new")
     page.get_by_label("What should be done").select_option(worker)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections.abc import Iterator
@@ -21,11 +22,14 @@ class Product(BaseModel):
 
 @app.worker(retry=0, search=["sku", "quantity"])
 def enroll(item: Product) -> dict[str, str]:
-    """Enrol a product in the promotion. A SKU that begins with NO is refused, one that begins with BUG breaks."""
+    """Enrol a product in the promotion. A SKU that begins with NO is refused, one that begins with BUG breaks, and one that
+    begins with JSON breaks in a library."""
     if item.sku.startswith("NO"):
         raise NormalException("seller is not qualified")
     if item.sku.startswith("BUG"):
         raise RuntimeError(f"cannot read {item.sku}")
+    if item.sku.startswith("JSON"):
+        json.loads(item.sku)
     return {"enrolled": item.sku}
 
 

@@ -32,7 +32,7 @@ OPERATIONS = [
     "POST /api/tasks/{task_id}/pause", "POST /api/tasks/{task_id}/resume", "POST /api/tasks/{task_id}/cancel",
     "POST /api/tasks/{task_id}/callbacks", "POST /api/exports", "GET /api/tasks/{task_id}/result",
     "POST /api/tasks/{task_id}/items", "POST /api/tasks/{task_id}/seal", "POST /api/tasks/{task_id}/retry",
-    "GET /api/tasks/{task_id}/rejected", "GET /api/tasks/{task_id}/report.csv",
+    "GET /api/tasks/{task_id}/columns", "GET /api/tasks/{task_id}/rejected", "GET /api/tasks/{task_id}/report.csv",
     "GET /api/tasks/{task_id}/report.xlsx", "GET /api/workers", "GET /api/workers/{name}/template.xlsx",
     "GET /api/workers/{name}/template.csv", "GET /api/jobs", "POST /api/jobs", "GET /api/jobs/{job_id}", "GET /api/search",
     "GET /healthz", "GET /readyz", "GET /metrics", "POST /api/records", "POST /api/jobs/{job_id}/record",

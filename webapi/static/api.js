@@ -109,6 +109,12 @@ export class Poller {
     else this.ask();
   }
 
+  /** The same, and takes the answer even if it is the last one again: the page shows more of it now. */
+  anew() {
+    this.etag = null;
+    this.now();
+  }
+
   async ask() {
     this.busy = true;
     this.trouble = null;
@@ -134,7 +140,7 @@ export class Poller {
     this.etag = null;
     this.pause = data.done ? WHEN_DONE : (data.poll_after_ms ?? this.every);
     await this.onData(data);
-    this.etag = etag;
+    if (!this.again) this.etag = etag;
   }
 
   wait() {

@@ -73,6 +73,19 @@ export function show(node, visible) {
   if (node.hidden === visible) node.hidden = !visible;
 }
 
+/** Makes `nodes` the children of `parent`. A node that stays in its place is not touched: it keeps the keyboard. */
+export function arrange(parent, nodes) {
+  nodes.forEach((node, i) => parent.children[i] !== node && parent.insertBefore(node, parent.children[i] ?? null));
+  while (parent.children.length > nodes.length) parent.lastElementChild.remove();
+}
+
+/** Redraws what is in `box`; the keyboard, if it was on something that is gone now, goes to `rest`. */
+export function redraw(box, rest, draw) {
+  const inside = box.contains(document.activeElement);
+  draw();
+  if (inside && !box.contains(document.activeElement)) rest.focus();
+}
+
 /** Goes to another page. Ends only when a browser shows this one again as it was left, so that a button stays disabled until then. */
 export function leave(url) {
   window.location.assign(url);

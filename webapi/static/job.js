@@ -1,8 +1,8 @@
 // One job: its record, and what can be done about it.
 
 import { Poller, attempt, call, linked } from "./api.js";
-import { $, $$, drawBadge, el, setText, show, sure, user } from "./dom.js";
-import { STATUSES, count, when } from "./words.js";
+import { $, $$, drawBadge, el, moment, setText, show, sure, user } from "./dom.js";
+import { STATUSES, count, duration, when } from "./words.js";
 
 const page = $("#job");
 const self = page.dataset.job;
@@ -22,7 +22,12 @@ function draw(job) {
   drawBadge($("#state"), [word, job.status]);
   setText($("#live"), word);
   for (const button of $$("[data-verb]")) show(button, job.actions.includes(button.dataset.verb));
+  // What waits for its time has not run yet, or waits for a retry: the same action has another word.
+  const restart = $("[data-verb=restart]");
+  if (restart) setText(restart, job.status === "enqueue" ? "Run now" : "Restart");
+  drawBeside(job);
   drawFacts(job);
+  drawAttempts(job);
   drawMessages(job.messages);
   drawError(job);
   setText($("#params"), pretty(job.params));
@@ -58,10 +63,77 @@ function drawFacts(job) {
     ["Dismissed", job.dismissed ? "yes" : null],
   ];
   for (const [name, value] of known) fact(name, value);
-  if (job.task_id !== null && !facts.has("Task")) {
-    fact("Task", " ");
-    $("dd", facts.get("Task")).replaceChildren(el("a", { href: linked(`${page.dataset.tasks}/${job.task_id}`) }, String(job.task_id)));
+  if (job.task_id === null || facts.has("Task")) return;
+  const task = linked(`${page.dataset.tasks}/${job.task_id}`);
+  fact("Task", " ");
+  $("dd", facts.get("Task")).replaceChildren(
+    el("a", { href: task }, `Task ${job.task_id}`), job.row === null ? "" : ", ",
+    job.row === null ? "" : el("a", { href: `${task}#rows?from=${job.id}` }, `row ${count(job.row)} in its table`));
+}
+
+/** The failed jobs of its Task before and behind it. */
+function drawBeside(job) {
+  for (const [id, other] of [["previous-failed", job.previous_failed], ["next-failed", job.next_failed]]) {
+    const link = $(`#${id}`);
+    show(link, other !== null);
+    if (other !== null) link.href = linked(`${document.body.dataset.page}jobs/${encodeURIComponent(other)}`);
   }
+  show($("#beside"), job.previous_failed !== null || job.next_failed !== null);
+}
+
+// -- The attempts ------------------------------------------------------------------------------------------------------
+
+const time = (text) => Date.parse(text);
+
+/** The attempts of a job from its messages: when each could have begun, began, and ended, and how. */
+function attempts(job) {
+  const found = [];
+  let since = job.created_at;
+  let now = null;
+  for (const m of job.messages) {
+    if (m.row !== undefined || typeof m.at !== "string") continue; // of an item of a slice
+    if (m.status === "working") {
+      if (now !== null) continue; // a word of the job itself
+      now = { number: m.attempt, since, began: m.at, ended: null, status: "working" };
+      found.push(now);
+    } else if (now !== null) {
+      Object.assign(now, { ended: m.at, status: m.status });
+      [since, now] = [m.at, null];
+    }
+  }
+  const last = found.at(-1);
+  if (last && job.status === "working") last.process = job.process;
+  const broken = found.findLast((each) => each.status === "error");
+  if (broken && job.last_error !== null) broken.process = job.last_error.process;
+  return found;
+}
+
+let drawn = "";
+
+function drawAttempts(job) {
+  const found = attempts(job);
+  const state = JSON.stringify([found, job.due_at, job.status]);
+  if (state === drawn && job.status !== "working") return;
+  drawn = state;
+  show($("#attempts-card"), found.length > 0);
+  const end = Math.max(...found.map((each) => (each.ended === null ? Date.now() : time(each.ended))));
+  const begin = time(job.created_at);
+  const share = (ms) => `${(100 * Math.max(0, ms)) / Math.max(1, end - begin)}%`;
+  $("#attempts tbody").replaceChildren(...found.map((each) => {
+    const until = each.ended === null ? Date.now() : time(each.ended);
+    const [waited, ran] = [el("span", { class: "waited" }), el("span", { class: `ran ${each.status}` })];
+    Object.assign(waited.style, { marginInlineStart: share(time(each.since) - begin), width: share(time(each.began) - time(each.since)) });
+    ran.style.width = share(until - time(each.began));
+    return el("tr", {}, el("td", { class: "number" }, count(each.number)),
+      el("td", {}, duration((time(each.began) - time(each.since)) / 1000)), el("td", {}, moment(each.began)),
+      el("td", {}, duration((until - time(each.began)) / 1000)),
+      el("td", {}, el("span", { class: `badge ${each.status}` }, STATUSES[each.status] ?? each.status)),
+      el("td", {}, each.process ? user(each.process) : null),
+      el("td", { class: "span", "aria-hidden": "true" }, el("div", {}, waited, ran)));
+  }));
+  const waits = job.status === "enqueue" && job.due_at !== null && found.length > 0;
+  show($("#next-attempt"), waits);
+  setText($("#next-attempt"), waits ? `The next attempt is due at ${when(job.due_at)}.` : "");
 }
 
 function fact(name, value) {
@@ -80,7 +152,7 @@ function drawMessages(messages) {
   if (now === told) return; // what somebody has selected or scrolled to stays
   told = now;
   $("#messages tbody").replaceChildren(...messages.map((m) =>
-    el("tr", {}, el("td", {}, when(m.at)), el("td", {}, el("span", { class: `badge ${m.status in STATUSES ? m.status : ""}` }, STATUSES[m.status] ?? String(m.status ?? ""))),
+    el("tr", {}, el("td", {}, moment(m.at)), el("td", {}, el("span", { class: `badge ${m.status in STATUSES ? m.status : ""}` }, STATUSES[m.status] ?? String(m.status ?? ""))),
       el("td", {}, m.row === undefined ? null : `Row ${count(m.row)}: `, user(m.message)), el("td", { class: "number" }, m.attempt ?? ""))));
   show($("#messages-box"), messages.length > 0);
   show($("#no-messages"), messages.length === 0);
@@ -93,7 +165,30 @@ function drawError(job) {
   setText($("#error"), job.last_error.message);
   setText($("#error-process"), job.last_error.process && `In the process ${job.last_error.process}`);
   show($("#traceback"), job.traceback !== null);
-  setText($("#traceback pre"), job.traceback);
+  if (job.traceback !== null && job.traceback !== traced) $("#traceback .trace").replaceChildren(...folded(job.traceback));
+  traced = job.traceback;
+}
+
+let traced = null;
+
+const FRAME = /^ {2}File "([^"]+)", line \d+/;
+const LIBRARY = /[/\\](site-packages|dist-packages|asynctask)[/\\]|[/\\]lib[/\\]python[\d.]+[/\\]|^<frozen /;
+
+/** The lines of a traceback; runs of frames of libraries are folded. One of another language has none. */
+function folded(text) {
+  const parts = [];
+  for (const line of text.split("\n")) {
+    const frame = FRAME.exec(line);
+    const goes = frame === null && line.startsWith("    ") && parts.length > 0; // belongs to the frame above
+    const library = frame !== null ? LIBRARY.test(frame[1]) : goes && parts.at(-1).library;
+    if (parts.length === 0 || parts.at(-1).library !== library) parts.push({ library, lines: [], frames: 0 });
+    parts.at(-1).lines.push(line);
+    if (frame !== null) parts.at(-1).frames += 1;
+  }
+  return parts.map(({ library, lines, frames }) => {
+    const words = el("pre", {}, lines.join("\n"));
+    return library ? el("details", {}, el("summary", {}, frames === 1 ? "1 frame of a library" : `${count(frames)} frames of libraries`), words) : words;
+  });
 }
 
 // -- What can be done --------------------------------------------------------------------------------------------------

@@ -1,12 +1,18 @@
-// A Task's own page: its bar, its knobs, its failures. Everything moves without a reload.
+// A Task's own page: its bar, what is to be done next, its rows and its settings. Everything moves without a reload.
 
 import { Poller, attempt, call, check, linked, upload } from "./api.js";
-import { $, $$, cells, drawBadge, drawBar, el, leave, setText, show, showProblem, user } from "./dom.js";
-import { CALLBACKS, CALLED, COUNTS, KINDS, badge, count, pace, percent, reached, rows, saidBy, segments, sentence, when } from "./words.js";
+import { $, $$, drawBadge, drawBar, el, leave, moment, redraw, setText, show, showProblem, sure, user } from "./dom.js";
+import { sparkline } from "./chart.js";
+import { Pages, Rows, columnsOf, kind, line, place, reasons } from "./rows.js";
+import {
+  CALLBACKS, CALLED, COUNTS, KNOBS, ROWS, SHARDS, badge, changes, count, duration, left, logged, nextStep, pace, percent, rate, reached, rows, saidBy, segments,
+  sentence, when,
+} from "./words.js";
 
 const id = $("#task").dataset.id;
 const self = `${document.body.dataset.api}/${id}`;
-const PAGE = 20;
+/** What the items are. */
+const of = "shards" in $("#task").dataset ? SHARDS : ROWS;
 
 const mayControl = "mayControl" in document.body.dataset;
 
@@ -17,25 +23,28 @@ const poller = new Poller(self, {
   has: "counts",
   async onData(p) {
     draw(p);
-    await loadTables(p);
+    await load();
   },
   onGone() {
     setText($("#words"), "This Task is not there any more.");
-    for (const node of $$("[data-verb], [data-again], #knobs, #correct")) show(node, false);
+    for (const node of $$("[data-verb], #parts, #next-card")) show(node, false);
   },
-}).start();
+});
 
 function draw(p) {
   current = p;
   $("#task").setAttribute("aria-busy", "false");
   noteMove(p);
+  noteTrend(p);
   drawHead(p);
   drawCounts(p);
   drawControls(p);
   if (knobs) drawKnobs(p);
   drawFacts(p);
+  drawNext(p);
   drawReports(p);
   drawCorrections(p);
+  drawTabs(p);
 }
 
 // -- How far it is -----------------------------------------------------------------------------------------------------
@@ -47,14 +56,14 @@ function drawHead(p) {
   setText($("#task-title"), title);
   document.title = `${p.progress.percent === null ? "" : `${Math.floor(p.progress.percent)} % · `}${title}`;
   drawBadge($("#state"), badge(p));
-  setText($("#words"), sentence(p));
-  drawBar($("#bar"), segments(p), { percent: reached(p), text: `${percent(p)}, ${sentence(p)}` });
+  setText($("#words"), sentence(p, of));
+  drawBar($("#bar"), segments(p), { percent: reached(p), text: `${percent(p)}, ${sentence(p, of)}` });
   setText($("#percent"), p.counts.total || !p.done ? percent(p) : "");
-  setText($("#of"), p.counts.total || !p.done ? `${count(p.progress.done)} of ${rows(p.counts.total)}` : "");
+  setText($("#of"), p.counts.total || !p.done ? `${count(p.progress.done)} of ${rows(p.counts.total, of)}` : "");
   setText($("#pace"), pace(p));
   // A reader of screens hears every tenth and every change of state, not every row.
   const now = `${p.state} ${Math.floor((p.progress.percent ?? 0) / 10)}`;
-  if (now !== said) setText($("#live"), `${percent(p)}. ${sentence(p)}`);
+  if (now !== said) setText($("#live"), `${percent(p)}. ${sentence(p, of)}`);
   said = now;
 }
 
@@ -80,16 +89,67 @@ setInterval(async () => {
   show($("#reasons"), reasons.length > 0);
 }, 1_000);
 
+// -- What this page has seen: rows per second in the last minutes, and when knobs changed --------------------------------
+
+const SEEN_MS = 300_000;
+const BARS = 50;
+/** Answers come about each second: shorter bars would show that, not the Task. */
+const LEAST_MS = 2_000;
+let seen = [];
+let marks = [];
+
+function noteTrend(p) {
+  const at = Date.now();
+  const now = { at, generation: p.generation, ended: p.progress.done, bad: p.counts.failed + p.counts.error, control: p.control };
+  const before = seen.at(-1);
+  if (before && before.generation !== now.generation) seen = []; // rows that run again are not done any more
+  if (before) {
+    const turned = Object.keys(KNOBS).filter((name) => name in p.control && String(before.control[name]) !== String(p.control[name]));
+    marks.push(...turned.map((name) => ({ at, text: `${KNOBS[name]}: ${before.control[name] ?? "none"} → ${p.control[name] ?? "none"}` })));
+  }
+  seen = [...seen.filter((each) => at - each.at < SEEN_MS), now];
+  marks = marks.filter((each) => at - each.at < SEEN_MS);
+  drawTrend(at);
+}
+
+/** How many rows had ended at a time, between two answers in proportion. */
+function endedAt(time, name) {
+  const i = seen.findIndex((each) => each.at >= time);
+  if (i < 0) return seen.at(-1)[name];
+  if (i === 0) return seen[0][name];
+  const [a, b] = [seen[i - 1], seen[i]];
+  return a[name] + ((b[name] - a[name]) * (time - a.at)) / (b.at - a.at);
+}
+
+function drawTrend(until) {
+  if (seen.at(-1).ended === seen[0].ended) return; // nothing has ended since the page was opened
+  const since = seen[0].at;
+  const bars = Math.max(1, Math.min(BARS, Math.floor((until - since) / LEAST_MS)));
+  const width = (until - since) / bars;
+  const rates = (name) => Array.from({ length: bars }, (_, i) => {
+    const [from, to] = [endedAt(since + i * width, name), endedAt(since + (i + 1) * width, name)];
+    return Math.max(0, to - from) / (width / 1000);
+  });
+  const values = rates("ended");
+  const label = `${of === SHARDS ? "Shards" : "Rows"} per second, as this page has seen them for ${duration((until - since) / 1000)}: ${rate(values.at(-1))} at last`;
+  $("#trend").replaceChildren(sparkline(values, { label, bad: rates("bad"), marks, span: [since, until] }));
+}
+
+// -- The tiles: each leads to its rows ------------------------------------------------------------------------------------
+
+const TILES = [...COUNTS.map(([name, word]) => [name, word, `#rows?status=${name}`, (p) => p.counts[name]]),
+  ["rejected", "not accepted", "#rejected", (p) => p.split.rejected]];
+
 function drawCounts(p) {
   const box = $("#counts");
-  for (const [kind, word] of COUNTS) {
-    let item = $(`[data-kind="${kind}"]`, box);
-    if (!item) {
-      item = el("div", { "data-kind": kind, class: `count ${kind}` }, el("dt", {}, word), el("dd", {}));
-      box.append(item);
+  for (const [name, word, href, number] of TILES) {
+    let tile = $(`[data-kind="${name}"]`, box);
+    if (!tile) {
+      tile = el("a", { "data-kind": name, class: `count ${name}`, href }, el("span", {}, word), el("strong", {}));
+      box.append(el("li", {}, tile));
     }
-    setText($("dd", item), count(p.counts[kind]));
-    item.classList.toggle("zero", p.counts[kind] === 0);
+    setText($("strong", tile), count(number(p)));
+    tile.classList.toggle("zero", number(p) === 0);
   }
 }
 
@@ -103,6 +163,12 @@ const ALLOWED = {
   retry: (p) => (["running", "finished"].includes(p.state) || (p.state_reason === "too_many_failures" && !["splitting", "open"].includes(p.split.state))) && p.counts.failed + p.counts.error > 0,
   "retry-cancelled": (p) => p.state === "cancelled" && p.done && p.counts.cancelled > 0,
   callbacks: (p) => p.done && p.state_reason === "callback_failed",
+  seal: (p) => p.split.state === "open" && p.state !== "cancelled",
+};
+
+const ASKED = {
+  cancel: ["Cancel this Task?", "Nothing new is started. What runs now goes on to its end; the rest becomes cancelled and can be run later.", "Cancel the Task", "Keep it running"],
+  seal: ["Seal this Task?", "Nothing more can be added to it, and it ends once what it has is done.", "Seal the Task", "Keep it open"],
 };
 
 function drawControls(p) {
@@ -114,21 +180,15 @@ for (const button of $$("[data-verb]")) button.addEventListener("click", () => a
 
 async function act(button) {
   const verb = button.dataset.verb;
-  if (verb === "cancel" && !(await sure())) return;
+  if (verb in ASKED && !(await sure(...ASKED[verb]))) return;
   await post(button, verb === "retry-cancelled" ? `${self}/retry?status=failed,error,cancelled` : `${self}/${verb}`);
 }
 
-/** Does it, and looks again at once, whatever came of it. */
+/** Does it, and looks again at once, whatever came of it. Returns whether it was done. */
 async function post(button, path) {
-  await attempt($("#problem"), button, async () => draw(await call(path, { method: "POST", has: "counts" })));
+  const done = await attempt($("#problem"), button, async () => draw(await call(path, { method: "POST", has: "counts" })));
   poller.now();
-}
-
-function sure() {
-  const dialog = $("#confirm");
-  dialog.returnValue = "no";
-  dialog.showModal();
-  return new Promise((resolve) => dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), { once: true }));
+  return done;
 }
 
 // -- Knobs -------------------------------------------------------------------------------------------------------------
@@ -150,21 +210,32 @@ function knob(field) {
   return field.type === "number" ? Number(text) : text;
 }
 
-knobs?.addEventListener("input", (event) => {
-  edited.add(event.target.name);
+knobs?.addEventListener("input", ({ target }) => {
+  const { slides } = target.dataset;
+  const field = slides === undefined ? target : knobs[slides];
+  if (slides !== undefined) field.value = SCALES[slides].value(Number(target.value));
+  else drawSlider(field.name);
+  edited.add(field.name);
   setText($("#knobs-said"), "");
 });
 
-knobs?.addEventListener("submit", async (event) => {
+knobs?.addEventListener("submit", (event) => {
   event.preventDefault();
+  apply([...edited], $("button", knobs));
+});
+
+// A slider is applied when it is let go; its number field, like the others, with the button.
+knobs?.addEventListener("change", ({ target }) => target.dataset.slides !== undefined && apply([target.dataset.slides], target));
+
+async function apply(names, control) {
   showProblem($("#problem"), null);
-  const sent = [...edited].map((name) => knobs[name]).filter((field) => field.value !== known[field.name]);
+  const sent = names.map((name) => knobs[name]).filter((field) => field.value !== known[field.name]);
   const before = sent.map((field) => field.value);
   if (sent.length === 0) {
     setText($("#knobs-said"), "There is nothing to apply: every field is as the Task has it.");
     return;
   }
-  await attempt($("#problem"), $("button", knobs), async () => {
+  await attempt($("#problem"), control, async () => {
     const body = Object.fromEntries(sent.map((field) => [field.name, knob(field)]));
     const p = await call(self, { method: "PATCH", body, has: "counts" });
     sent.forEach((field, i) => field.value === before[i] && edited.delete(field.name));
@@ -172,7 +243,34 @@ knobs?.addEventListener("submit", async (event) => {
     setText($("#knobs-said"), "Applied; jobs that start from now on follow it.");
   });
   poller.now();
-});
+}
+
+/** The sliders, 0 to 100: by logarithms, because 1 and 2 differ as much as 500 and 1,000. */
+const END = 100;
+const MOST = { parallel: 1_000, interval: 3_600 };
+const LEAST = 0.1; // seconds of the smallest interval
+const SCALES = {
+  // The right end is no limit.
+  parallel: {
+    value: (at) => (at >= END ? "" : String(Math.round(MOST.parallel ** (at / (END - 1))))),
+    at: (text) => (text === "" ? END : (END - 1) * Math.log(Math.max(1, Number(text))) / Math.log(MOST.parallel)),
+    said: (text) => (text === "" ? "no limit" : text),
+  },
+  // The left end is no interval.
+  interval: {
+    value: (at) => (at <= 0 ? "0" : String(Number((LEAST * (MOST.interval / LEAST) ** ((at - 1) / (END - 1))).toPrecision(2)))),
+    at: (text) => (Number(text) <= 0 ? 0 : 1 + (END - 1) * Math.log(Math.max(LEAST, Number(text)) / LEAST) / Math.log(MOST.interval / LEAST)),
+    said: (text) => (Number(text) <= 0 ? "no interval" : `${text} s`),
+  },
+};
+
+function drawSlider(name) {
+  const slider = $(`[data-slides="${name}"]`, knobs);
+  if (slider === null) return;
+  const { value } = knobs[name];
+  if (slider !== document.activeElement || SCALES[name].value(Number(slider.value)) !== value) slider.value = SCALES[name].at(value);
+  slider.setAttribute("aria-valuetext", SCALES[name].said(value));
+}
 
 function drawKnobs(p) {
   const now = shownKnobs(p.control);
@@ -184,6 +282,7 @@ function drawKnobs(p) {
     if (!edited.has(name) && field.value !== value) field.value = value;
   }
   known = now;
+  for (const name of Object.keys(SCALES)) drawSlider(name);
   knobs.parallel.placeholder = p.control.interval > 0 ? "1" : "no limit";
   for (const field of knobs.elements) if (field.type !== "submit") field.disabled = p.done;
   show($("button", knobs), !p.done);
@@ -192,7 +291,7 @@ function drawKnobs(p) {
 function drawFacts(p) {
   const facts = [
     ["Worker", p.worker], ["In flight, about", count(p.control.in_flight)], ["Handed in", when(p.created_at)], ["Began", when(p.started_at)],
-    ["Ended", when(p.finished_at)], ["Rows not accepted", count(p.split.rejected)], ["Waiting for another try", count(p.retrying)],
+    ["Ended", when(p.finished_at)], ["Waiting for another try", count(p.retrying)],
     ...(knobs ? [] : settings(p)),
     ...p.callbacks.map((each) => [CALLBACKS[each.name], `${each.worker}: ${CALLED[each.status] ?? "not called"}`]),
   ];
@@ -209,25 +308,40 @@ const settings = ({ control: { parallel, interval, priority, tolerated_failures:
   ["Pause after more failures than", tolerated ?? "no limit"], ["Priority", count(priority)],
 ];
 
+// -- What is to be done next -----------------------------------------------------------------------------------------
+
+function drawNext(p) {
+  const [heading, text] = nextStep(p, of);
+  setText($("#next-heading"), heading);
+  setText($("#next-text"), text);
+  show($("#next-text"), text !== "");
+  $("#next-card").classList.toggle("step", p.done && left(p) > 0);
+}
+
 // -- Reports -----------------------------------------------------------------------------------------------------------
 
 const REPORTS = [
-  ["failed", "Rows to correct", (p) => p.counts.failed + p.counts.error + p.split.rejected],
-  ["succeeded", "Rows that succeeded", (p) => p.counts.finish],
-  ["unprocessed", "Rows not processed", (p) => (p.done ? p.counts.cancelled : 0)],
+  ["failed", of === SHARDS ? "Shards that did not succeed" : "Rows to correct", (p) => p.counts.failed + p.counts.error + p.split.rejected],
+  ["succeeded", of === SHARDS ? "Shards that succeeded" : "Rows that succeeded", (p) => p.counts.finish],
+  ["unprocessed", of === SHARDS ? "Shards not processed" : "Rows not processed", (p) => (p.done ? p.counts.cancelled : 0)],
 ];
 
-/** A link to a file, that says why if there is none just now. */
-function download(href, text, attributes = {}) {
-  const link = el("a", { class: "button", href: linked(href), download: true, ...attributes }, text);
+/** Has a link to a file say why if there is none just now. `href`: the file, when it is asked for. */
+function guarded(link, href) {
   let checked = false;
   link.addEventListener("click", async (event) => {
     if (checked) return;
     event.preventDefault();
-    checked = await attempt($("#problem"), link, () => check(href));
+    link.href = linked(href());
+    checked = await attempt($("#problem"), link, () => check(href()));
     if (checked) link.click();
     checked = false;
   });
+}
+
+function download(href, text, attributes = {}) {
+  const link = el("a", { class: "button", href: linked(href), download: true, ...attributes }, text);
+  guarded(link, () => href);
   return link;
 }
 
@@ -317,90 +431,104 @@ async function sendCorrected(options) {
   poller.now();
 }
 
-// -- Failures ----------------------------------------------------------------------------------------------------------
+// -- The parts: tabs, of which the address names the open one -----------------------------------------------------------
 
-/** A table that is read page by page, forward and back, and loaded again only when its number of rows has changed. */
-class Pages {
-  constructor(name, url, items, row) {
-    Object.assign(this, { name, url, items, row, starts: [null], next: null, seen: -1, loading: Promise.resolve() });
-    const button = (word, step) => {
-      const node = el("button", { type: "button", class: "ghost" }, word);
-      node.addEventListener("click", () => this.turn(node, step));
-      return node;
-    };
-    [this.back, this.place, this.on] = [button("← Earlier", -1), el("span", { class: "quiet" }), button("Later →", 1)];
-    this.back.hidden = this.on.hidden = true;
-    $(`[data-pager="${name}"]`).append(this.back, this.place, this.on);
-  }
+const tabs = $$("[role=tab]");
+let open = "rows";
 
-  async update(number) {
-    await this.loading;
-    show($(`#${this.name}-card`), number > 0);
-    if (number === this.seen) return;
-    const starts = number < this.seen ? [null] : this.starts; // run again: the page that was open may be gone
-    this.number = number;
-    if (number > 0) await this.open(starts);
-    this.seen = number;
-  }
-
-  async turn(button, step) {
-    await this.loading;
-    const starts = step > 0 ? [...this.starts, this.next] : this.starts.slice(0, -1);
-    await attempt($("#problem"), button, () => this.open(starts));
-    this.enable();
-  }
-
-  /** Loads a page, which is the last of these starts. */
-  async open(starts) {
-    let done;
-    this.loading = new Promise((resolve) => { done = resolve; });
-    try {
-      const after = starts.at(-1);
-      const page = await call(`${this.url}limit=${PAGE}${after === null ? "" : `&after=${after}`}`, { has: this.items });
-      this.starts = starts;
-      this.fill(page, this.number);
-    } finally {
-      done();
-    }
-  }
-
-  enable() {
-    this.back.disabled = this.starts.length === 1;
-    this.on.disabled = this.next === null;
-  }
-
-  fill(page, number) {
-    $(`#${this.name} tbody`).replaceChildren(...page[this.items].map(this.row));
-    this.next = page.links.next === null ? null : new URL(page.links.next, location.href).searchParams.get("after");
-    const first = (this.starts.length - 1) * PAGE;
-    setText(this.place, `${count(first + 1)}–${count(first + page[this.items].length)} of ${count(number)}`);
-    this.enable();
-    show(this.back, number > PAGE);
-    show(this.on, number > PAGE);
-  }
+/** The name and the parameters of the part that the address names. */
+function addressed() {
+  const [name, query = ""] = location.hash.slice(1).split("?");
+  return [tabs.some((tab) => tab.dataset.tab === name) ? name : "rows", new URLSearchParams(query)];
 }
 
-const failed = new Pages("failed", `${self}/events?status=failed,error&`, "events", (e) =>
-  el("tr", {}, el("td", { class: "number" }, e.row ?? ""), el("td", {}, kind(e.status)), el("td", {}, user(reason(e))),
-    el("td", { class: "number" }, count(e.attempt)), el("td", {}, cells(e.params))));
-
-const rejected = new Pages("rejected", `${self}/rejected?`, "rejected", (r) =>
-  el("tr", {}, el("td", { class: "number" }, r.row ?? ""), el("td", {}, reasons(r)), el("td", {}, cells(r.cells))));
-
-const kind = (status) => el("span", { class: `badge ${status}` }, KINDS[status] ?? status);
-
-function reason(event) {
-  const last = event.messages.findLast((m) => m.status === event.status) ?? event.messages.at(-1);
-  return last?.message ?? "";
+function openPart() {
+  const [name, query] = addressed();
+  open = name;
+  for (const tab of tabs) {
+    const chosen = tab.dataset.tab === name;
+    tab.setAttribute("aria-selected", String(chosen));
+    tab.tabIndex = chosen ? 0 : -1;
+    show($(`#panel-${tab.dataset.tab}`), chosen);
+  }
+  if (name === "rows") table.filter(query);
+  for (const tile of $$("#counts a")) {
+    if (name !== "" && tile.hash === location.hash) tile.setAttribute("aria-current", "true");
+    else tile.removeAttribute("aria-current");
+  }
+  if (current !== null) poller.anew();
 }
 
-const reasons = (r) => el("ul", { class: "reasons" }, r.errors.map((e) =>
-  el("li", {}, e.column === null ? null : [user(e.column, { class: "user name" }), ": "], user(e.message))));
+for (const tab of tabs) {
+  tab.addEventListener("click", () => choose(tab));
+  tab.addEventListener("keydown", (event) => {
+    const at = tabs.indexOf(tab);
+    const next = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: tabs.length - 1 }[event.key];
+    if (next === undefined) return;
+    event.preventDefault();
+    const to = tabs.at(next % tabs.length);
+    choose(to);
+    to.focus();
+  });
+}
 
-/** What has a request of its own beside the progress. The poller comes back to what cannot be loaded. */
-async function loadTables(p) {
-  const bad = p.counts.failed + p.counts.error;
-  await Promise.all([failed.update(bad), rejected.update(p.split.rejected), loadGroups(p, bad), loadRefusal(p), loadChildren(p)]);
+function choose(tab) {
+  history.replaceState(null, "", `#${tab.dataset.tab}`);
+  openPart();
+}
+
+window.addEventListener("hashchange", openPart);
+
+function drawTabs(p) {
+  const numbers = { problems: p.counts.failed + p.counts.error, rejected: p.split.rejected, rows: p.counts.total };
+  for (const [name, n] of Object.entries(numbers)) setText($(`#tab-${name} .tab-count`), n > 0 ? count(n) : "");
+}
+
+/** Loads what the open part shows, and what has a request of its own beside the progress. The poller comes back to what
+ * cannot be loaded. */
+async function load() {
+  const p = current;
+  await Promise.all([PARTS[open](p), loadRefusal(p), loadChildren(p)]);
+}
+
+const PARTS = {
+  rows: (p) => table.update(p),
+  problems: loadGroups,
+  rejected: loadRejected,
+  activity: loadLog,
+  settings: () => null,
+};
+
+// -- The rows ----------------------------------------------------------------------------------------------------------
+
+const table = new Rows({
+  self,
+  of,
+  choose(query) {
+    history.pushState(null, "", `#rows${query.size ? `?${query}` : ""}`);
+    openPart();
+  },
+  report: (link, href) => guarded(link, () => href()),
+  retry: mayControl ? (button, path) => post(button, `${self}/${path}`) : null,
+  mayRetry: (p) => ALLOWED.retry(p) || ALLOWED["retry-cancelled"](p),
+});
+
+// -- Rows that were not accepted ---------------------------------------------------------------------------------------
+
+const rejected = new Pages("rejected", () => `${self}/rejected?`, "rejected", (page) => {
+  const columns = columnsOf([], page.rejected.map((each) => each.cells));
+  $("#rejected thead tr").replaceChildren(...["Row", "Reasons", ...columns.map(([, header]) => header)].map((word, i) =>
+    el("th", { scope: "col", class: i === 0 ? "number" : null }, user(word))));
+  $("#rejected tbody").replaceChildren(...page.rejected.map((each) => {
+    const faulty = new Set(each.errors.map((error) => error.column));
+    return el("tr", {}, el("td", { class: "number" }, count(each.row)), el("td", {}, reasons(each)), line(columns, each.cells, faulty));
+  }));
+});
+
+async function loadRejected(p) {
+  show($("#rejected-card"), p.split.rejected > 0);
+  show($("#no-rejected"), p.split.rejected === 0);
+  await rejected.update(p.split.rejected);
 }
 
 let refused = "";
@@ -414,16 +542,23 @@ async function loadRefusal(p) {
   if (refusal?.errors.length) showProblem($("#problem"), { detail: refusal.message, errors: refusal.errors });
 }
 
+// -- Problems: what went wrong, and how often ---------------------------------------------------------------------------
+
+const FIRST = 10;
 let grouped = "";
 
-async function loadGroups(p, bad) {
-  show($("#groups-card"), bad > 0);
+async function loadGroups(p) {
+  const bad = p.counts.failed + p.counts.error;
+  show($("#no-groups"), bad === 0);
+  show($("#groups-box"), bad > 0);
   const now = `${p.generation} ${p.counts.failed} ${p.counts.error}`;
   if (now === grouped) return;
   const { errors } = await call(`${self}/errors`, { has: "errors" });
-  $("#groups tbody").replaceChildren(...errors.map((g) =>
-    el("tr", {}, el("td", { class: "number" }, count(g.count)), el("td", {}, kind(g.status)), el("td", {}, user(saidBy(g)), instance(g)),
-      el("td", {}, g.sample_rows.slice(0, 5).map((n) => count(n)).join(", ")), el("td", {}, mayControl && again(g)))));
+  const all = errors.reduce((sum, g) => sum + g.count, 0);
+  redraw($("#groups tbody"), $("#panel-problems"), () => $("#groups tbody").replaceChildren(...errors.map((g) =>
+    el("tr", {}, el("td", { class: "number" }, count(g.count)), el("td", { class: "number" }, `${Math.round((g.count / all) * 100)} %`),
+      el("td", {}, kind(g.status)), el("td", {}, user(saidBy(g)), instance(g)),
+      el("td", {}, samples(g)), el("td", {}, mayControl && el("span", { class: "row" }, again(g)))))));
   grouped = now;
   drawControls(current);
 }
@@ -431,9 +566,52 @@ async function loadGroups(p, bad) {
 /** One of the messages of a group that shows what they have in common. */
 const instance = (g) => (saidBy(g) === g.message ? null : el("p", { class: "quiet" }, "For instance: ", user(g.message)));
 
-/** The button that runs the rows of one group again. */
+/** A job of a group, and the numbers of some of its rows. */
+function samples(g) {
+  const numbers = g.sample_rows.slice(0, 5).map((n) => count(n)).join(", ");
+  return [g.sample_job_id === null ? null : el("a", { href: place(g.sample_job_id) }, "a job"), numbers && ` ${numbers}`];
+}
+
+/** The buttons that run the rows of one group again: the first of them, to see whether that helps, and all. */
 function again(group) {
-  const button = el("button", { type: "button", "data-again": "", hidden: "" }, "Run these again");
-  button.addEventListener("click", () => post(button, `${self}/retry?${new URLSearchParams({ status: group.status, message: group.message })}`));
+  const button = (word, limit) => {
+    const node = el("button", { type: "button", "data-again": "", hidden: "" }, word);
+    const query = { status: group.status, message: group.message, ...limit };
+    node.addEventListener("click", () => post(node, `${self}/retry?${new URLSearchParams(query)}`));
+    return node;
+  };
+  return [group.count > FIRST && button(`Run ${FIRST} first`, { limit: FIRST }), button("Run all", {})];
+}
+
+// -- Activity: who changed what ------------------------------------------------------------------------------------------
+
+let told = "";
+
+async function loadLog(p) {
+  const now = `${p.version}`;
+  if (now === told) return;
+  const { log } = await call(`${self}/log`, { has: "log" });
+  show($("#no-activity"), log.length === 0);
+  show($("#activity-box"), log.length > 0);
+  redraw($("#activity tbody"), $("#panel-activity"), () => $("#activity tbody").replaceChildren(...log.map((entry) =>
+    el("tr", {}, el("td", {}, moment(entry.at)), el("td", {}, user(entry.who || "–")),
+      el("td", {}, user(logged(entry, of))), el("td", {}, mayControl && undo(entry))))));
+  told = now;
+}
+
+/** The button that turns the knobs back which an entry of the log changed; none where another change came after it. */
+function undo(entry) {
+  const now = { ...current.control, title: current.title };
+  const turned = changes(entry).filter(([name, before, after]) => name in now && String(now[name]) === String(after) && before !== after);
+  const back = Object.fromEntries(turned.filter(([name]) => !current.done || name === "title").map(([name, before]) => [name, before]));
+  if (Object.keys(back).length === 0) return null;
+  const button = el("button", { type: "button", "data-undo": "", "aria-label": `Undo: ${logged(entry, of)}` }, "Undo");
+  button.addEventListener("click", async () => {
+    await attempt($("#problem"), button, async () => draw(await call(self, { method: "PATCH", body: back, has: "counts" })));
+    poller.now();
+  });
   return button;
 }
+
+openPart();
+poller.start();

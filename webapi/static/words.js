@@ -4,7 +4,11 @@ const numbers = new Intl.NumberFormat();
 const rates = new Intl.NumberFormat(undefined, { maximumFractionDigits: 1 });
 
 export const count = (n) => numbers.format(n);
-export const rows = (n) => `${count(n)} ${n === 1 ? "row" : "rows"}`;
+/** What the items of a Task are to people: [one, several]. */
+export const ROWS = ["row", "rows"];
+/** Of an export. */
+export const SHARDS = ["shard", "shards"];
+export const rows = (n, [one, several] = ROWS) => `${count(n)} ${n === 1 ? one : several}`;
 /** A number of things: "1 job", "1,200 jobs". */
 export const things = (n, one, many = `${one}s`) => `${count(n)} ${n === 1 ? one : many}`;
 export const rate = (n) => rates.format(n);
@@ -12,7 +16,7 @@ export const rate = (n) => rates.format(n);
 export const bytes = (n) => `${numbers.format(Math.round(n / 1_000_000))} MB`;
 
 /** A number of rows with its verb: "1 row was", "2 rows were". */
-const rowsThat = (n, one, many) => `${rows(n)} ${n === 1 ? one : many}`;
+const rowsThat = (n, one, many, of = ROWS) => `${rows(n, of)} ${n === 1 ? one : many}`;
 
 /** Seconds as "about 3 min". */
 export function duration(seconds) {
@@ -89,18 +93,18 @@ export function badge(p) {
   return [bad > 0 ? "finished with failures" : "finished in part", "partial"];
 }
 
-/** What a Task does now, in a sentence. */
-export function sentence(p) {
+/** What a Task does now, in a sentence. `of`: what its items are, ROWS or SHARDS. */
+export function sentence(p, of = ROWS) {
   const { counts: c } = p;
   const broken = p.split.state === "failed" ? ` The list could not be read to its end: ${why(p)}` : "";
-  const waits = p.retrying ? ` ${rowsThat(p.retrying, "waits", "wait")} for another try${retriedFor(p)}.` : "";
+  const waits = p.retrying ? ` ${rowsThat(p.retrying, "waits", "wait", of)} for another try${retriedFor(p)}.` : "";
   switch (p.state) {
-    case "splitting": return p.split.state === "open" ? `Open: ${rows(c.total)} so far, and more may be added.${waits}` : `Reading the list: ${rows(c.total)} so far.${waits}`;
-    case "running": return running(p) + waits + broken;
-    case "paused": return paused(p);
-    case "finalizing": return "Every row is done; what is to follow is under way.";
-    case "finished": return finished(p) + broken;
-    case "cancelled": return p.done ? `Cancelled: ${rowsThat(c.cancelled, "was", "were")} not run.${lost(p)}` : "Being cancelled: nothing new is started.";
+    case "splitting": return p.split.state === "open" ? `Open: ${rows(c.total, of)} so far, and more may be added.${waits}` : `Reading the list: ${rows(c.total, of)} so far.${waits}`;
+    case "running": return running(p, of) + waits + broken;
+    case "paused": return paused(p, of);
+    case "finalizing": return of === SHARDS ? "Every shard is done; the file is put together." : "Every row is done; what is to follow is under way.";
+    case "finished": return finished(p, of) + broken;
+    case "cancelled": return p.done ? `Cancelled: ${rowsThat(c.cancelled, "was", "were", of)} not run.${lost(p)}` : "Being cancelled: nothing new is started.";
     case "rejected": return rejected(p);
     default: return p.state;
   }
@@ -117,26 +121,26 @@ function retriedFor(p) {
   return `: ${said.length > 120 ? `${said.slice(0, 119)}…` : said}`;
 }
 
-function running(p) {
+function running(p, of) {
   if (p.state_reason === "waiting_for_session") return "Waiting for its session.";
-  if (p.state_reason === "waiting_for_children") return "Its rows have ended; it waits for the Tasks below it.";
+  if (p.state_reason === "waiting_for_children") return of === SHARDS ? "Its shards have ended; it waits for the Tasks below it." : "Its rows have ended; it waits for the Tasks below it.";
   if (p.state_reason === "stopped_jobs") return "Only stopped jobs are left; they wait to be started again.";
   if (p.counts.working + p.control.in_flight === 0 && p.started_at === null) return "Waiting for a worker to begin.";
   return "Running.";
 }
 
-function paused(p) {
+function paused(p, of) {
   if (p.state_reason === "parent_paused") return "Paused with the Task above it, and resumed with it.";
   if (p.state_reason !== "too_many_failures") return "Paused: nothing new is started until you resume it.";
   const { tolerated_failures: tolerated } = p.control;
-  return `Paused by itself: more rows failed than are tolerated (${tolerated}). Raise that, or retry the failed rows, and it goes on.`;
+  return `Paused by itself: more ${of[1]} failed than are tolerated (${tolerated}). Raise that, or retry the failed ${of[1]}, and it goes on.`;
 }
 
-function finished(p) {
+function finished(p, of) {
   const bad = unsuccessful(p.counts);
   const rejected = p.split.rejected ? ` ${rowsThat(p.split.rejected, "was", "were")} not accepted.` : "";
-  if (bad === 0) return `Finished: every row that was accepted succeeded.${rejected}${lost(p)}`;
-  const which = bad === p.counts.total && bad > 1 ? `none of ${rows(bad)} succeeded` : `${rows(bad)} of ${count(p.counts.total)} did not succeed`;
+  if (bad === 0) return `Finished: ${of === SHARDS ? "every shard succeeded" : "every row that was accepted succeeded"}.${rejected}${lost(p)}`;
+  const which = bad === p.counts.total && bad > 1 ? `none of ${rows(bad, of)} succeeded` : `${rows(bad, of)} of ${count(p.counts.total)} did not succeed`;
   return `Finished: ${which}.${rejected}${lost(p)}`;
 }
 
@@ -181,12 +185,68 @@ export function problems(p) {
   ].filter(([, number]) => number > 0).map(([kind, , text]) => [kind, text]);
 }
 
-/** The parts of the bar: what has ended, by outcome, out of what there is. */
+/** The parts of the bar, out of all rows of the file: what has ended, by outcome, what was not accepted, and what runs. */
 export function segments(p) {
-  // While the list is read its rows are only partly there; rows that are not accepted do not count in the end.
+  // While the list is read its rows are only partly there.
   const expected = p.split.state === "splitting" ? (p.split.planned ?? 0) : 0;
-  const all = Math.max(p.counts.total, expected, 1);
-  return ["finish", "failed", "error", "cancelled"].map((kind) => [kind, p.counts[kind] / all]);
+  const all = Math.max(p.counts.total + p.split.rejected, expected, 1);
+  const numbers = { ...p.counts, rejected: p.split.rejected };
+  return ["finish", "failed", "error", "cancelled", "rejected", "working"].map((kind) => [kind, numbers[kind] / all]);
+}
+
+/** How many rows are to be corrected or run still once a Task is done; those that were mended since are not. */
+export const left = ({ counts: c, split, mended }) => Math.max(0, c.failed + c.error + c.cancelled + split.rejected - mended);
+
+/** The heading and the text of what is to be done next; the text may be empty. */
+export function nextStep(p, of = ROWS) {
+  if (!p.done) return ["Files", ""];
+  const n = left(p);
+  const mended = p.mended ? `${rowsThat(p.mended, "was", "were", of)} mended since.` : "";
+  if (n === 0 && p.counts.total + p.split.rejected > 0) return ["Nothing is left to do", mended || (of === SHARDS ? "Every shard succeeded." : "Every row succeeded.")];
+  if (n === 0 || p.state_reason === "rows_rejected" || of === SHARDS) return ["Files", mended];
+  if (p.state === "cancelled" && n === p.counts.cancelled) return [`${rows(n)} left: run them, or download them`, mended];
+  return [`${rows(n)} left: download, correct, upload`, mended];
+}
+
+/** The statuses that the table of rows can be limited to: [statuses of the API, word]. */
+export const FILTERS = [
+  ["", "all"], ["failed,error", "did not succeed"], ["finish", "succeeded"], ["failed", "refused"], ["error", "errors"],
+  ["cancelled", "cancelled"], ["working", "running"], ["enqueue", "waiting"], ["stopped", "stopped"],
+];
+
+// -- The log of a Task -------------------------------------------------------------------------------------------------
+
+export const KNOBS = {
+  parallel: "Jobs at once", interval: "Seconds from round to round", priority: "Priority",
+  tolerated_failures: "Pause after more failures than", title: "Title", start_at: "Starts at",
+};
+
+const DONE = {
+  paused: "Paused", resumed: "Resumed", cancelled: "Cancelled", sealed: "Sealed", added: "Rows added", linked: "A link was made",
+  closed: "Every row has ended", finished: "Finished", "split sealed": "The list was read", "split open": "Open for more rows",
+  "split failed": "The list could not be read to its end", "split cancelled": "The reading of the list was ended",
+  "callbacks retried": "What follows runs again", called_back: "What follows is done", callback_failed: "What should have followed failed", "jobs retried": "Jobs run again", "jobs restarted": "Jobs started",
+  "jobs cancelled": "Jobs cancelled", "jobs killed": "Jobs given up", "jobs stopped": "Jobs stopped", "jobs dismissed": "Jobs dismissed",
+};
+
+const knobValue = (value) => (value === null || value === "" ? "none" : String(value));
+
+/** The knobs that an entry of the log changed: [name, old value, new value]. */
+export const changes = ({ action, detail }) => (action !== "changed" || detail === null ? [] :
+  Object.entries(detail).filter(([name, pair]) => name in KNOBS && Array.isArray(pair)).map(([name, [before, after]]) => [name, before, after]));
+
+/** What an entry of the log says. */
+export function logged(entry, of = ROWS) {
+  const turned = changes(entry).map(([name, before, after]) => `${KNOBS[name]}: ${knobValue(before)} → ${knobValue(after)}`);
+  if (turned.length) return turned.join("; ");
+  const { action, detail } = entry;
+  if (action === "retried") {
+    const { statuses = [], message, limit, rows: chosen } = detail ?? {};
+    const which = [statuses.map((each) => STATUSES[each] ?? each).join(", "), message, chosen && rows(chosen, of), limit && `at most ${rows(limit, of)}`];
+    return `Run again: ${which.filter(Boolean).join("; ")}`;
+  }
+  const more = Object.entries(detail ?? {}).filter(([, value]) => value !== null && typeof value !== "object").map(([name, value]) => `${name.replaceAll("_", " ")} ${value}`);
+  return [DONE[action] ?? action, more.join(", ")].filter(Boolean).join(": ");
 }
 
 /** How much of the bar is reached, for readers of screens; null while nobody knows. Of a list that was rejected it is nothing. */
