@@ -34,7 +34,12 @@ class ReadOnly(Forbidden):
     code = "read_only"
 
 
-SUBMITS: Final = frozenset({"tasks.create", "tasks.add", "tasks.seal", "exports.export", "workers.create_job", "pages.new"})
+SUBMITS: Final = frozenset(
+    {
+        "tasks.create", "tasks.add", "tasks.seal", "lists.preview", "lists.marked", "exports.export", "workers.create_job",
+        "pages.new",
+    }
+)  # fmt: skip
 CONTROLS: Final = frozenset(
     {
         "tasks.update",
@@ -43,7 +48,9 @@ CONTROLS: Final = frozenset(
         *(f"operations.jobs_{a.name}" for a in ACTIONS if a.on == "jobs"),
     }
 )
-OWN: Final = frozenset({"tasks.index", "tasks.create", "exports.export", "pages.home", "pages.new"})
+OWN: Final = frozenset(
+    {"tasks.index", "tasks.create", "lists.preview", "lists.marked", "exports.export", "pages.home", "pages.new"}
+)
 """Endpoints without a Task or a job in their path that answer a user of one owner, with the Tasks of that owner."""
 
 PUBLIC: Final = frozenset(

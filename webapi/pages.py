@@ -10,6 +10,7 @@ from flask.typing import ResponseReturnValue
 
 from asynctask.access import User
 from asynctask.errors import NotFound
+from asynctask.lists.readers.encodings import OFFERED
 from asynctask.lists.readers.opening import FORMATS
 from webapi import access, openapi, workers
 from webapi.context import TASK_PAGES, asynctask_app, find_progress, reader_locale, tag
@@ -70,7 +71,7 @@ def home() -> ResponseReturnValue:
 
 @blueprint.get("/new")
 def new() -> ResponseReturnValue:
-    """The form that submits a list."""
+    """A new list: its file, the fields of its columns, its check and its start."""
     app = asynctask_app()
     suffixes = [suffix for each in FORMATS.values() for suffix in each.suffixes]
     takes_lists = app.list_workers()
@@ -80,6 +81,7 @@ def new() -> ResponseReturnValue:
         max_file_bytes=app.config.max_file_bytes,
         formats=list(FORMATS),
         suffixes=suffixes,
+        encodings=OFFERED,
     )
 
 

@@ -84,10 +84,11 @@ function parsed(text) {
 // -- Lists -------------------------------------------------------------------------------------------------------------
 
 /**
- * Sends a list, a FormData with its file; `onSent` gets the share that has gone, 0 to 1. Throws Refused. A list whose answer
- * was lost keeps its Idempotency-Key: sent again, with the same file and fields, it becomes no second Task.
+ * Sends a list, a FormData with its file; `onSent` gets the share that has gone, 0 to 1. Throws Refused, and the reason of `signal`
+ * when that ends it. A list whose answer was lost keeps its Idempotency-Key: sent again, with the same file and fields, it becomes
+ * no second Task. With the effect "none" it is only looked at; the answer has the member `has`.
  */
-export function upload(url, fields, onSent) {
+export function upload(url, fields, onSent, { signal = null, has = "links", effect = "list" } = {}) {
   const list = JSON.stringify([...fields].map(([name, value]) =>
     (value instanceof File ? [name, value.name, value.size, value.lastModified] : [name, value])));
   // XMLHttpRequest, because fetch does not say how much of a body has gone.
@@ -95,14 +96,15 @@ export function upload(url, fields, onSent) {
     const request = new XMLHttpRequest();
     request.open("POST", url);
     request.setRequestHeader("Accept", "application/json");
-    request.setRequestHeader("Idempotency-Key", keyOf(list));
+    if (effect === "list") request.setRequestHeader("Idempotency-Key", keyOf(list));
     request.upload.addEventListener("progress", (e) => e.lengthComputable && onSent(e.loaded / e.total));
-    for (const kind of ["error", "abort"]) request.addEventListener(kind, () => reject(new Refused({ effect: "list" })));
+    signal?.addEventListener("abort", () => { request.abort(); reject(signal.reason); });
+    for (const kind of ["error", "abort"]) request.addEventListener(kind, () => reject(new Refused({ effect })));
     request.addEventListener("load", () => {
       try {
-        const task = taken(request.status, request.responseText, request.getResponseHeader("Retry-After"), "links", "list");
+        const answer = taken(request.status, request.responseText, request.getResponseHeader("Retry-After"), has, effect);
         forget(list);
-        resolve(task);
+        resolve(answer);
       } catch (error) {
         if (!error.unknown) forget(list);
         reject(error);
@@ -110,6 +112,19 @@ export function upload(url, fields, onSent) {
     });
     request.send(fields);
   });
+}
+
+/** The file that is the answer to a form. Throws Refused, and the reason of `signal` when that ends it. */
+export async function download(url, fields, signal) {
+  let response;
+  try {
+    response = await fetch(linked(url), { method: "POST", body: fields, signal });
+    if (response.ok) return await response.blob();
+  } catch (error) {
+    if (signal.aborted) throw signal.reason;
+    throw new Refused({ effect: "none" });
+  }
+  return taken(response.status, await response.text(), response.headers.get("Retry-After"), "", "none");
 }
 
 const KEYS = "asynctask.keys";
