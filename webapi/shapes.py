@@ -652,7 +652,7 @@ class ListColumn(_Out):
 
     header: str
     letters: str = Field(description="Its place in the sheet, as C; empty for JSON.")
-    samples: list[str] = Field(description="The first three cells that are not empty, shortened.")
+    samples: list[str] = Field(description="The first three different cells that are not empty, shortened.")
 
 
 class HeaderError(_Out):

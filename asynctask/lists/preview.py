@@ -5,9 +5,10 @@ Only the beginning of the list is read. Nothing is validated and nothing is writ
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from asynctask.errors import InputError
 from asynctask.ledger.queries import ReadList
@@ -28,12 +29,15 @@ _SEARCHED_SHEETS: Final = 10
 _COMPARED: Final = 200
 """Headers for which similar fields are looked for, and fields of one worker; their product is the work."""
 _ALIKE: Final = 0.6
-"""The least similarity of a header and a field that is proposed for it: the share of pairs of letters in common."""
+"""The least likeness of a header and a field that is proposed for it: the share of pairs of letters in common."""
+_WITHIN: Final = 0.8
+"""The likeness of a name that is among the words of the other."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a list: its header, its place in the sheet (``C``, empty for JSON), and its first cells as text."""
+    """A column of a list: its header, its place in the sheet (``C``, empty for JSON), and its first different cells as
+    text."""
 
     header: str
     letters: str
@@ -184,8 +188,8 @@ def _columns(head: Head, header: Header) -> list[Column]:
 def _samples(cells: Iterable[Any]) -> list[str]:
     shown: list[str] = []
     for cell in cells:
-        if cell is not None and len(shown) < _SAMPLES:
-            shown.append(_shown(cell))
+        if cell is not None and len(shown) < _SAMPLES and (text := _shown(cell)) not in shown:
+            shown.append(text)
     return shown
 
 
@@ -248,12 +252,12 @@ def _remembered(
 
 def _similar(names: Mapping[str, Sequence[str]], headers: Sequence[str], matched: Mapping[str, str]) -> dict[str, str]:
     """Header -> field, for fields without a column and the headers most similar to one of their names."""
-    free = [each for each in names if each not in matched.values()][:_COMPARED]
-    pairs = {header: _pairs(header) for header in headers[:_COMPARED] if header not in matched}
+    free = {each: [_Spelling.of(name) for name in names[each]] for each in names if each not in matched.values()}
+    spelled = {header: _Spelling.of(header) for header in headers[:_COMPARED] if header not in matched}
     scores = [
-        (max(_alike(found, _pairs(name)) for name in names[each]), header, each)
-        for each in free
-        for header, found in pairs.items()
+        (max(found.likeness(name) for name in free[each]), header, each)
+        for each in list(free)[:_COMPARED]
+        for header, found in spelled.items()
     ]
     proposed: dict[str, str] = {}
     for score, header, name in sorted(scores, key=lambda each: -each[0]):
@@ -262,14 +266,23 @@ def _similar(names: Mapping[str, Sequence[str]], headers: Sequence[str], matched
     return proposed
 
 
-def _pairs(name: str) -> frozenset[str]:
-    """The pairs of adjacent letters of a name, without what stands between words."""
-    text = f" {''.join(each for each in normalise(name)[:_SAMPLE_CHARS] if each.isalnum())} "
-    return frozenset(text[at : at + 2] for at in range(len(text) - 1))
+class _Spelling(NamedTuple):
+    """A name for comparison: its words, and the pairs of adjacent letters without what stands between words."""
 
+    words: frozenset[str]
+    pairs: frozenset[str]
 
-def _alike(one: frozenset[str], other: frozenset[str]) -> float:
-    return 2 * len(one & other) / (len(one) + len(other))
+    @classmethod
+    def of(cls, name: str) -> _Spelling:
+        words = re.findall(r"[^\W_]+", normalise(name)[:_SAMPLE_CHARS])
+        text = f" {''.join(words)} "
+        return cls(frozenset(words), frozenset(text[at : at + 2] for at in range(len(text) - 1)))
+
+    def likeness(self, other: _Spelling) -> float:
+        """From 0 to 1. A name that is among the words of the other is nearly the same: `SKU no.` and `sku`."""
+        shared = 2 * len(self.pairs & other.pairs) / (len(self.pairs) + len(other.pairs))
+        few, many = sorted((self.words, other.words), key=len)
+        return max(shared, _WITHIN) if few and few <= many else shared
 
 
 def _suggested(fits: Sequence[Fit]) -> str | None:
