@@ -25,7 +25,7 @@ if (form) {
   for (const kind of ["dragenter", "dragover"]) document.addEventListener(kind, over(true));
   for (const kind of ["dragleave", "drop"]) document.addEventListener(kind, over(false));
   document.addEventListener("drop", (event) => event.dataTransfer.files.length && choose(event.dataTransfer.files));
-  $("#worker").addEventListener("change", () => { pick($("#worker").value); draw(); });
+  $("#worker").addEventListener("change", chooseWorker);
   for (const [id, name] of [["sheet", "sheet"], ["header-row", "header_row"], ["encoding", "encoding"]]) {
     $(`#${id}`).addEventListener("change", () => lookAs(name, $(`#${id}`).value));
   }
@@ -43,19 +43,25 @@ if (form) {
 
 let stop = null;
 
-/** Does `work(signal)` with the bar and the button Cancel, and shows in `box` why it is refused. Returns whether it was done. */
+/**
+ * Does `work(signal)` with the bar and the button Cancel, in place of what is being sent, and shows in `box` why it is refused.
+ * Returns whether it was done.
+ */
 async function send(box, button, work, onChoice = null) {
-  if (stop !== null) return false;
-  stop = new AbortController();
+  stop?.abort();
+  const own = new AbortController();
+  stop = own;
   show($("#sending"), true);
   try {
-    return await attempt(box, button, () => work(stop.signal), onChoice);
+    return await attempt(box, button, () => work(own.signal), onChoice);
   } catch (error) {
     if (error.name !== "AbortError") throw error;
     return false;
   } finally {
-    stop = null;
-    show($("#sending"), false);
+    if (stop === own) {
+      stop = null;
+      show($("#sending"), false);
+    }
   }
 }
 
@@ -78,7 +84,6 @@ function size(bytes) {
 
 async function choose(files) {
   const problem = (detail) => showProblem($("#problem"), { detail });
-  if (stop !== null) return problem("A file is being sent. Cancel that first.");
   if (files.length > 1) return problem(`You dropped ${files.length} files; a list is one. Drop them one after the other.`);
   const [file] = files;
   const limit = Number(form.dataset.maxBytes);
@@ -103,13 +108,12 @@ async function look() {
     state.look = await upload(form.dataset.preview, body(), sending("Sent; the columns are being read…"), { signal, has: "columns", effect: "none" });
   }, lookAs);
   if (!done) {
-    state.look ??= null;
-    show($("#columns-card"), false);
+    if (stop === null) show($("#columns-card"), false);
     return;
   }
   const same = before !== null && state.fit !== null && String(before) === String(headers(state.look));
   if (same) state.fit = fitOf(state.fit.worker); // the corrected file keeps its worker and its fields
-  else pick(state.look.suggested ?? "");
+  else pick((before === null && $("#worker").value) || state.look.suggested || ""); // a browser that goes back keeps the choice
   draw();
   if (same || isPlain()) await check({ byHand: false });
 }
@@ -117,17 +121,23 @@ async function look() {
 const headers = (found) => found.columns.map((each) => each.header);
 const fitOf = (worker) => state.look.workers.find((each) => each.worker === worker) ?? null;
 
-/** Nothing is left to choose: the suggested worker's columns are all there, under their names or as in an earlier list. */
-const isPlain = () => state.fit !== null && state.fit.worker === state.look.suggested && missing().length === 0
+/** Nothing is left to choose: all columns that the worker requires are there, under their names or as in an earlier list. */
+const isPlain = () => state.fit !== null && missing().length === 0
   && (state.fit.remembered !== null || Object.keys(state.fit.columns).length === 0);
+
+async function chooseWorker() {
+  pick($("#worker").value);
+  draw();
+  if (isPlain()) await check({ byHand: false });
+}
 
 /** A form with the file, how it is read, and `more` fields. */
 function body(more = {}) {
   const fields = new FormData();
+  fields.set("file", state.file);
   for (const [name, value] of Object.entries({ ...state.said, ...more })) {
     if (value !== undefined && value !== null && value !== "") fields.set(name, value);
   }
-  fields.set("file", state.file);
   return fields;
 }
 
@@ -249,8 +259,9 @@ function drawMissing() {
 
 // -- The check, and the start ------------------------------------------------------------------------------------------------------
 
-/** What was checked is not what is on the page any more. */
+/** What was checked, or is being checked, is not what is on the page any more. */
 function forget() {
+  stop?.abort();
   state.found = null;
   show($("#result-card"), false);
 }
@@ -303,10 +314,13 @@ async function start() {
   const knobs = Object.fromEntries(inputs.map((input) => [input.name, input.type === "checkbox" ? (input.checked ? input.value : "") : input.value]));
   if (knobs.start_at) knobs.start_at = new Date(knobs.start_at).toISOString();
   let task = null;
+  const others = [$("#columns-card"), form];
+  for (const each of others) each.inert = true; // what is started is what was checked
   await send($("#start-problem"), $("#start"), async (signal) => {
     task = await upload(form.action, list(knobs), sending("Sent; the first rows are being read…"), { signal });
   });
   if (task !== null) await leave(task.links.ui);
+  for (const each of others) each.inert = false;
 }
 
 async function saveMarked() {
