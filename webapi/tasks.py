@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -114,7 +114,22 @@ def create(query: RawQuery) -> Response:
     validates the list.
     """
     app = asynctask_app()
-    return answer(app.hand_in(submission(app, current_request(), query)))
+    given = submission(app, current_request(), query)
+    with _checking(app, given):
+        return answer(app.hand_in(given))
+
+
+@contextmanager
+def _checking(app: AsyncTask, given: Submission) -> Iterator[None]:
+    """Holds a slot while a file is only checked, which may take as long as a report. Raises :class:`Busy`."""
+    with ExitStack() as stack:
+        if given.options.dry_run and isinstance(given.listed, StoredFile):
+            try:
+                stack.enter_context(slot("report"))
+            except Busy:
+                app.uploads.remove(given.listed.name)
+                raise
+        yield
 
 
 exports: Final = Routes("exports", __name__, url_prefix="/api/exports", tag="Tasks")

@@ -239,9 +239,10 @@ def _remembered(
     """The last Task of the worker whose list had these columns, with its mapping; None if it had none."""
     present = {normalise(header): header for header in headers}
     for each in before:
-        had = set(map(normalise, each.headers)) or set(map(normalise, each.columns))
+        had = set(map(normalise, each.headers or each.columns))
         mapped = {present.get(normalise(header)): name for header, name in each.columns.items()}
-        if each.worker != worker or (each.headers and not present.keys() <= had) or None in mapped:
+        # The columns of a short list are not kept: of one without a mapping it is unknown which they were.
+        if each.worker != worker or not had or None in mapped or (each.headers and not present.keys() <= had):
             continue
         if not mapped:
             return None

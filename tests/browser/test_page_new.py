@@ -191,6 +191,6 @@ def test_a_check_that_takes_too_long_leaves_the_start(page: Page, web_alone: str
         ),
     )
     choose(page, web_alone, sheet(tmp_path / "p.xlsx", ("A", 1, "x")), "gated")
-    expect(page.locator("#result")).to_have_text("The list is too long to be checked before the start")
+    expect(page.locator("#result")).to_have_text("The list is too long to be checked before the start.")
     page.locator("#start").click()
     expect(page).to_have_url(re.compile(r"/tasks/\d+$"))

@@ -98,7 +98,7 @@ export function upload(url, fields, onSent, { signal = null, has = "links", effe
     request.setRequestHeader("Accept", "application/json");
     if (effect === "list") request.setRequestHeader("Idempotency-Key", keyOf(list));
     request.upload.addEventListener("progress", (e) => e.lengthComputable && onSent(e.loaded / e.total));
-    signal?.addEventListener("abort", () => { request.abort(); reject(signal.reason); });
+    signal?.addEventListener("abort", () => { reject(signal.reason); request.abort(); });
     for (const kind of ["error", "abort"]) request.addEventListener(kind, () => reject(new Refused({ effect })));
     request.addEventListener("load", () => {
       try {

@@ -65,10 +65,11 @@ async function send(box, button, work, onChoice = null) {
   }
 }
 
+/** Draws the share that has gone, and after that what `then` happens, of which no share is known. */
 const sending = (then) => (share) => {
   const whole = Math.floor(share * 100);
   const text = whole < 100 ? `Sending: ${whole} %` : then;
-  drawBar($("#sending-bar"), [["finish", share]], { percent: whole, text });
+  drawBar($("#sending-bar"), [["finish", whole < 100 ? share : 0]], { percent: whole < 100 ? whole : null, text });
   setText($("#sending-text"), text);
 };
 
@@ -263,6 +264,7 @@ function drawMissing() {
 function forget() {
   stop?.abort();
   state.found = null;
+  setText($("#said"), "");
   show($("#result-card"), false);
 }
 
@@ -293,7 +295,7 @@ function drawResult() {
   const rejected = found.rejected ?? 0;
   show($("#result-card"), true);
   show($("#check"), false);
-  setText($("#result"), found.unchecked ? "The list is too long to be checked before the start" : acceptance(found));
+  for (const id of ["#result", "#said"]) setText($(id), found.unchecked ? "The list is too long to be checked before the start." : acceptance(found));
   $("#faults").replaceChildren(...(found.unchecked ? [el("p", {}, user(found.unchecked))] : []), ...faults(found));
   const taken = found.unchecked !== undefined || found.accepted > 0;
   show($("#start"), taken);
