@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import openpyxl
 import pytest
-from playwright.sync_api import Page, Route, expect
+from playwright.sync_api import FilePayload, Page, Route, expect
 from support.browser import hand_in, sheet
 from support.serving import Shop, get
 
@@ -220,7 +220,7 @@ def test_a_task_is_paused_resumed_steered_cancelled_and_run_again(
 
 
 def test_a_list_that_was_rejected_says_why_on_its_page(page: Page, web_alone: str) -> None:
-    file = {"name": "spring.csv", "mimeType": "text/csv", "buffer": b"Quantity,colour\n1,red\n"}
+    file = FilePayload(name="spring.csv", mimeType="text/csv", buffer=b"Quantity,colour\n1,red\n")
     refused = page.request.post(f"{web_alone.rstrip('/')}/api/tasks", multipart={"worker": "enroll", "file": file})
     assert refused.status == 422
     page.goto(web_alone)

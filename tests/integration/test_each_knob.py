@@ -673,7 +673,8 @@ def _prefixed(prefix: str, names: str) -> set[str]:
 
 NO_OPERATION: Final = {
     "reads": (
-        _prefixed("Operations.", "job, jobs, listed, monitored, processes, queues, search, wait_reasons")
+        _prefixed("POST /api/lists/", "preview, marked.xlsx")
+        | _prefixed("Operations.", "job, jobs, listed, monitored, processes, queues, search, wait_reasons")
         | _prefixed(
             "TaskHandle.",
             "context, counts, error_groups, events, log, progress, refusal, refusal_object, rejects, report, state, wait",

@@ -164,7 +164,7 @@ def test_hostile_names_and_cells_are_text(client: Client) -> None:
 
 def test_a_long_and_wide_list_is_read_at_its_beginning_only(client: Client) -> None:
     wide = ",".join(f"c{n}" for n in range(1_000))
-    text = f"{wide}\n" + f"{','.join('x' * 1_000)}\n" * 500
+    text = f"{wide}\n" + f"{','.join('x' * 1_000)}\n" * 200
     found = look(client, text.encode(), "wide.csv")
     assert (len(found["columns"]), len(found["first_rows"]), len(found["first_rows"][0]["cells"])) == (1_000, 20, 8)
     # What stands behind the beginning is not parsed: the row that no reader would take is met by the check.
