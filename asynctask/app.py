@@ -724,27 +724,37 @@ class AsyncTask(OnDemand):
         stored: StoredFile,
         *,
         sheet: str | None = None,
+        columns: Mapping[str, str] | None = None,
         encoding: str | None = None,
         header_row: int | None = None,
         owner: str = "",
         alive: Callable[[], None] = lambda: None,
     ) -> Preview:
         """What the beginning of a stored file shows: sheets, header, columns, and the workers they fit, with the mapping of
-        the last list of ``owner`` that had these columns. Writes nothing and removes the file. ``alive`` is called while a
-        workbook is read, and an exception that it raises ends that.
+        the last list of ``owner`` that had these columns. Writes nothing and removes the file. Sheet and header are found
+        by the names of the workers' fields, of earlier lists, and of ``columns``, a mapping that is to be used. ``alive``
+        is called while a workbook is read, and an exception that it raises ends that.
 
         Raises :class:`InputError` for a file or a sheet that cannot be read.
         """
         from asynctask.lists.preview import preview  # loads every reader
 
         try:
-            codec = ListSource.checked(sheet, None, encoding, header_row).encoding
+            said = ListSource.checked(sheet, columns, encoding, header_row)
             workers = [self.workers[name] for name in self.list_workers()]
             with self._made().ledger.database.read() as connection:
                 before = queries.read_lists(connection, owner)
-            with list_file(stored.path, stored.filename, self.limits, encoding=codec, alive=alive) as file:
-                small = stored.size <= SMALL_FILE
-                return preview(file, self.limits, workers, before, sheet=sheet, header_row=header_row, search=small)
+            with list_file(stored.path, stored.filename, self.limits, encoding=said.encoding, alive=alive) as file:
+                return preview(
+                    file,
+                    self.limits,
+                    workers,
+                    before,
+                    sheet=sheet,
+                    header_row=header_row,
+                    columns=said.columns,
+                    search=stored.size <= SMALL_FILE,
+                )
         finally:
             self.uploads.remove(stored.name)
 

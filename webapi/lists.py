@@ -34,6 +34,7 @@ def preview() -> Response:
     found = app.preview_file(
         store(app, file),
         sheet=given.sheet,
+        columns=given.columns,
         encoding=given.encoding,
         header_row=given.header_row,
         owner=current_user().owner or "",

@@ -349,6 +349,9 @@ class FileToPreview(_In):
     what: ClassVar[str] = "option"
 
     sheet: Name | None = Field(None, description="The worksheet; default: of those with rows, the one that fits a worker.")
+    columns: Columns | None = Field(
+        None, description="A mapping that is to be used: sheet and header are found by its headers."
+    )
     encoding: Name | None = Field(None, description=_ENCODING)
     header_row: HeaderRow | None = Field(None, description=_HEADER_ROW)
 

@@ -105,15 +105,17 @@ def preview(
     *,
     sheet: str | None = None,
     header_row: int | None = None,
+    columns: Collection[str] = (),
     search: bool = True,
 ) -> Preview:
     """Looks at the beginning of a list.
 
     Arguments: ``workers``, those that take lists; ``before``, how lists were read before, newest first; ``sheet`` of a
-    workbook, None to find it: if ``search``, the one whose columns fit the workers best; ``header_row``, None to find it.
+    workbook, None to find it: if ``search``, the one with most known columns; ``header_row``, None to find it;
+    ``columns``, headers that are known beside those of the workers and of the lists before.
     Raises :class:`InputError` for a file or a sheet that cannot be read.
     """
-    expect = _names(workers, before)
+    expect = _names(workers, before) | frozenset(columns)
     sheets = file.sheets()
     head = file.head(sheet, expect)
     if sheet is None and search and len(sheets) > 1:
@@ -121,12 +123,12 @@ def preview(
     if not head.is_table:
         return _of_json(head, workers)
     header, error = _header(head, expect, limits, header_row)
-    columns = [] if error is not None else _columns(head, header)
+    found = [] if error is not None else _columns(head, header)
     number = header.number if header_row is None else header_row
     encoding = head.encoding and head.encoding.removesuffix("-sig")
-    fits = [] if error is not None else _fits(workers, [each.header for each in columns], before)
+    fits = [] if error is not None else _fits(workers, [each.header for each in found], before)
     return Preview(
-        head.format, sheets, head.sheet, encoding, number, _first_rows(head, number), columns,
+        head.format, sheets, head.sheet, encoding, number, _first_rows(head, number), found,
         None if error is None else {"code": error.code, "message": str(error)}, fits, _suggested(fits),
     )  # fmt: skip
 

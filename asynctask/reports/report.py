@@ -105,7 +105,8 @@ def make_report(
         headers = ledger_rows.fields(shape, None if kept else known.get("items"))
         columns, hidden = dict[str, str](), frozenset[str]()
     else:
-        headers, columns = list(original.headers), _columns(shape, list(original.headers))
+        headers = list(original.headers)
+        columns = _columns(shape, headers, source.columns)
         hidden = frozenset(header for header in headers if normalise(header) in masked)
     rows = _rows(original, ledger_rows, headers, columns, hidden, alive)
     rows = rows if task.resubmit_of is None else _corrected(ledger.database, task_id, rows)
@@ -123,12 +124,12 @@ def _corrected(
             yield from (replace(row, number=numbers.get(row.number or 0)) for row in page)
 
 
-def _columns(shape: ItemShape | None, headers: list[str]) -> dict[str, str]:
-    """Field -> header, for rows whose cells come from the item."""
+def _columns(shape: ItemShape | None, headers: list[str], mapped: Mapping[str, str]) -> dict[str, str]:
+    """Field -> header, for rows whose cells come from the item. ``mapped``: the option ``columns`` of the list."""
     if shape is None or shape.model is None:
         return {}
     try:
-        return shape.bind(headers).headers
+        return ItemShape(shape.model, mapped).bind(headers).headers
     except InputError:
         return {}
 

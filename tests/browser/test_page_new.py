@@ -90,10 +90,15 @@ def test_a_clerk_with_wrong_headers_a_wrong_worker_a_cover_and_bad_rows_corrects
         page.get_by_label("Field of Farbe").select_option("colour")
         expect(start).to_be_hidden()  # what was checked is another list
         check.click()
+        expect(start).to_be_visible()
+        page.set_input_files("#file", untidy(tmp_path / "july again.xlsx"))  # the sheet and the fields are found again
+        expect(page.locator("#file-name")).to_have_text("july again.xlsx")
+        expect(result).to_have_text("1,000 rows will be accepted, 500 not.")
+        expect(page.get_by_label("Sheet")).to_have_value("Data")
 
         with page.expect_download() as download:
             page.get_by_role("button", name="Fix first").click()
-        assert download.value.suggested_filename == "july marked.xlsx"
+        assert download.value.suggested_filename == "july again marked.xlsx"
         page.set_input_files("#file", corrected(Path(download.value.path()).read_bytes(), tmp_path / "mended.xlsx"))
         expect(result).to_have_text("All 1,500 rows will be accepted.")
         page.locator("#options summary").click()

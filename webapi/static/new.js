@@ -106,7 +106,7 @@ async function look() {
   forget();
   const before = state.look === null ? null : headers(state.look);
   const done = await send($("#problem"), $("#file"), async (signal) => {
-    state.look = await upload(form.dataset.preview, body(), sending("Sent; the columns are being read…"), { signal, has: "columns", effect: "none" });
+    state.look = await upload(form.dataset.preview, body({ columns: before === null ? "" : columns() }), sending("Sent; the columns are being read…"), { signal, has: "columns", effect: "none" });
   }, lookAs);
   if (!done) {
     if (stop === null) show($("#columns-card"), false);
