@@ -10,6 +10,7 @@ from apiflask import APIBlueprint, APIFlask
 from flask import Response, current_app, request
 
 from asynctask.app import AsyncTask
+from asynctask.exports.rows import FORMATS as EXPORTED
 from asynctask.lists.options import NAME_SCHEMA, NAMES, NUL_FREE, CommonOptions
 from asynctask.lists.readers.opening import FORMATS
 from asynctask.worker import Worker
@@ -124,6 +125,9 @@ def _complete(app: AsyncTask, spec: dict[str, Any] | str) -> dict[str, Any] | st
         }
         each.setdefault("parameters", []).append(_idempotency_key())
     spec["paths"]["/api/tasks/{task_id}/items"]["post"]["parameters"].append(_idempotency_key())
+    result = spec["paths"]["/api/tasks/{task_id}/result"]["get"]["responses"]["200"]
+    (file,) = result["content"].values()
+    result["content"] = {each.media: file for each in EXPORTED.values()}
     return spec
 
 
