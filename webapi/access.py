@@ -55,7 +55,7 @@ OWN: Final = frozenset(
 
 PUBLIC: Final = frozenset(
     {
-        "static", "openapi.spec", "pages.docs", "health.healthz", "health.readyz", "workers.index",
+        "static", "openapi.spec", "pages.docs", "pages.client", "health.healthz", "health.readyz", "workers.index",
         "workers.template_as_xlsx", "workers.template_as_csv",
     }
 )  # fmt: skip

@@ -1,7 +1,7 @@
 // A new list: the file is looked at, its columns get their fields, all of it is checked, and then it is started. The file is sent
 // for each of these steps; the server keeps nothing of it before the start.
 
-import { attempt, download, upload } from "./api.js";
+import { attempt, download, look as lookInto, upload } from "./api.js";
 import { $, $$, drawBar, el, errorTable, leave, setText, show, showProblem, user } from "./dom.js";
 import { acceptance, rows } from "./words.js";
 
@@ -106,7 +106,8 @@ async function look() {
   forget();
   const before = state.look === null ? null : headers(state.look);
   const done = await send($("#problem"), $("#file"), async (signal) => {
-    state.look = await upload(form.dataset.preview, body({ columns: before === null ? "" : columns() }), sending("Sent; the columns are being read…"), { signal, has: "columns", effect: "none" });
+    const fields = body({ columns: before === null ? "" : columns() });
+    state.look = await lookInto(form.dataset.preview, fields, sending("Sent; the columns are being read…"), { signal, has: "columns" });
   }, lookAs);
   if (!done) {
     if (stop === null) show($("#columns-card"), false);
@@ -279,7 +280,7 @@ async function check({ byHand }) {
   showProblem($("#start-problem"), null);
   const done = await send($("#problem"), $("#check"), async (signal) => {
     try {
-      state.found = await upload(form.action, list({ dry_run: true }), sending("Sent; the rows are being checked…"), { signal, has: "dry_run", effect: "none" });
+      state.found = await upload(form.action, list({ dry_run: true }), sending("Sent; the rows are being checked…"), { signal, effect: "none" });
     } catch (error) {
       if (!TOO_LONG.includes(error.problem?.code)) throw error;
       state.found = { unchecked: error.problem.detail };
