@@ -15,6 +15,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import chain, islice
+from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
@@ -43,11 +44,11 @@ from asynctask.ledger.rates import declared as declared_rates
 from asynctask.ledger.schedules import MISSED, Missed, Schedule, Schedules, Ticks
 from asynctask.ledger.search import Wanted
 from asynctask.ledger.tasks import NewCallback, TaskRow
-from asynctask.lists.dry_run import DryRun
+from asynctask.lists.dry_run import DryRun, Marking
 from asynctask.lists.items import MIXED, ItemShape, MixedShape
 from asynctask.lists.problems import fault
-from asynctask.lists.rows import ListSource, remove_list
-from asynctask.lists.uploads import StoredFile
+from asynctask.lists.rows import SMALL_FILE, ListSource, remove_list
+from asynctask.lists.uploads import StoredFile, list_file
 from asynctask.logs import get_logger
 from asynctask.maintenance import Maintenance
 from asynctask.middleware.contrib import log_jobs
@@ -87,6 +88,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from asynctask.lists.options import SubmitOptions
+    from asynctask.lists.preview import Preview
     from asynctask.sidekiq.client import RemoteWorker
 
 EVENTS = ("startup", "quiet", "shutdown", "error", "death", "task_finished")
@@ -637,19 +639,22 @@ class AsyncTask(OnDemand):
         sheet: str | None = None,
         columns: Mapping[str, str] | None = None,
         encoding: str | None = None,
+        header_row: int | None = None,
         wait_s: float = 1.0,
         **options: Unpack[TaskOptions],
     ) -> TaskHandle:
         """Submits a stored file (``app.uploads.store``); waits up to ``wait_s`` seconds for its validation.
 
-        ``sheet`` selects a sheet of a workbook; ``columns`` maps headers to fields; ``encoding`` is that of a text file
-        (default: detected). With the option ``resubmit_of`` the file is the corrected report of that Task: its rows replace
-        those that failed there.
+        ``sheet`` selects a sheet of a workbook; ``columns`` maps headers to fields, and to "" those that are not used;
+        ``encoding`` is that of a text file, ``header_row`` the row with the headers (default: detected).
+        With the option ``resubmit_of`` the file is the corrected report of that Task: its rows replace those that failed
+        there.
 
         Raises :class:`InputError` (with ``status``, ``code`` and every problem) if no row can be accepted.
         """
         with self.uploads.removing_refused(stored):
-            source, checked = ListSource.checked(sheet, columns, encoding), self._checked(options, may_be_dry=False)
+            source = ListSource.checked(sheet, columns, encoding, header_row)
+            checked = self._checked(options, may_be_dry=False)
         return self._task_of(Submission(worker, stored, checked, source, wait_s=wait_s))
 
     def submit_items(
@@ -678,13 +683,14 @@ class AsyncTask(OnDemand):
         sheet: str | None = None,
         columns: Mapping[str, str] | None = None,
         encoding: str | None = None,
+        header_row: int | None = None,
         idempotency_key: str | None = None,
         who: str = "",
     ) -> Addition:
         """Adds the rows of a stored file (``app.uploads.store``) to an open Task, and removes the file; otherwise as
-        :meth:`TaskHandle.add`. ``sheet``, ``columns`` and ``encoding`` as in :meth:`submit_file`."""
+        :meth:`TaskHandle.add`. ``sheet``, ``columns``, ``encoding`` and ``header_row`` as in :meth:`submit_file`."""
         try:
-            worker, source = self._adding_to(task_id), ListSource.checked(sheet, columns, encoding)
+            worker, source = self._adding_to(task_id), ListSource.checked(sheet, columns, encoding, header_row)
             return self._made().submitter.add(worker, task_id, stored, source, _added_once(idempotency_key), who)
         finally:
             self.uploads.remove(stored.name)
@@ -704,17 +710,61 @@ class AsyncTask(OnDemand):
         sheet: str | None = None,
         columns: Mapping[str, str] | None = None,
         encoding: str | None = None,
+        header_row: int | None = None,
+        marked: Path | str | None = None,
         **options: Unpack[TaskOptions],
     ) -> DryRun:
         """The result that :meth:`submit_file` would have for a stored file; writes nothing and removes the file.
 
+        ``marked``: a path at which it writes the list as a workbook (.xlsx), with the cells that would be rejected marked.
         Raises :class:`InputError` as :meth:`submit_file`, :class:`Unavailable` if it takes longer than ``dry_run_s``.
         """
         with self.uploads.removing_refused(stored):
-            source, checked = ListSource.checked(sheet, columns, encoding), self._checked({**options, "dry_run": True})
-        found = self.hand_in(Submission(worker, stored, checked, source))
+            source = ListSource.checked(sheet, columns, encoding, header_row)
+            checked = self._checked({**options, "dry_run": True})
+        marking = None if marked is None else Marking(str(Path(marked).absolute()), self.config.locale)
+        found = self.hand_in(Submission(worker, stored, checked, source, marking=marking))
         assert isinstance(found, DryRun)
         return found
+
+    def preview_file(
+        self,
+        stored: StoredFile,
+        *,
+        sheet: str | None = None,
+        columns: Mapping[str, str] | None = None,
+        encoding: str | None = None,
+        header_row: int | None = None,
+        owner: str = "",
+        alive: Callable[[], None] = lambda: None,
+    ) -> Preview:
+        """What the beginning of a stored file shows: sheets, header, columns, and the workers they fit, with the mapping of
+        the last list of ``owner`` that had these columns. Writes nothing and removes the file. Sheet and header are found
+        by the names of the workers' fields, of earlier lists, and of ``columns``, a mapping that is to be used. ``alive``
+        is called while a workbook is read, and an exception that it raises ends that.
+
+        Raises :class:`InputError` for a file or a sheet that cannot be read.
+        """
+        from asynctask.lists.preview import preview  # loads every reader
+
+        try:
+            said = ListSource.checked(sheet, columns, encoding, header_row)
+            workers = [self.workers[name] for name in self.list_workers()]
+            with self._made().ledger.database.read() as connection:
+                before = queries.read_lists(connection, owner)
+            with list_file(stored.path, stored.filename, self.limits, encoding=said.encoding, alive=alive) as file:
+                return preview(
+                    file,
+                    self.limits,
+                    workers,
+                    before,
+                    sheet=sheet,
+                    header_row=header_row,
+                    columns=said.columns,
+                    search=stored.size <= SMALL_FILE,
+                )
+        finally:
+            self.uploads.remove(stored.name)
 
     def hand_in(self, given: Submission) -> TaskHandle | DryRun:
         """Creates a Task from a submission, whether it came from Python, the command line or HTTP; with the option
@@ -751,7 +801,8 @@ class AsyncTask(OnDemand):
 
     def check_for_parent(self, order: Mapping[str, Any]) -> bytes:
         """The response of a child process that checks a large list, see :mod:`asynctask.lists.dry_run`."""
-        return self._made().submitter.check_for_parent(self._find(str(order["worker"])), order["source"])
+        worker = self._find(str(order["worker"]))
+        return self._made().submitter.check_for_parent(worker, order["source"], order["marking"])
 
     def _name_of(self, worker: Any) -> str | None:
         """The name of a worker, which may be an actor or a task of an engine."""

@@ -185,7 +185,7 @@ class Config:
         low=0,
         high=60,
     )
-    dry_run_s: float = _field(30.0, "Time limit of a dry run of a stored list, in seconds.", low=0.1, high=3600)
+    dry_run_s: float = _field(120.0, "Time limit of a dry run of a stored list, in seconds.", low=0.1, high=3600)
 
     max_body_bytes: int = _field(16_777_216, "Largest JSON body of a request, in bytes.", low=1024)
     purge_after_days: float = _field(

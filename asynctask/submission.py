@@ -24,7 +24,7 @@ from asynctask.ledger.base import Ledger, NewItem, Reject, dumps, loads
 from asynctask.ledger.progress import first_progress
 from asynctask.ledger.queries import other_language
 from asynctask.ledger.tasks import First, Made, NewCallback, NewTask, SplitLost, Throttle
-from asynctask.lists.dry_run import KEPT_PROBLEMS, Checker, DryRun, check_rows
+from asynctask.lists.dry_run import KEPT_PROBLEMS, Checker, DryRun, Marking, check_rows
 from asynctask.lists.items import MIXED, ItemShape, Rejected
 from asynctask.lists.problems import fault, kept_problems, problems_of, refusal, stored
 from asynctask.lists.readers import RawRow
@@ -64,7 +64,8 @@ class Submission:
     (``{"worker": name, "item": ...}``). ``listed``: items, or a stored file, to be read by ``source``. ``form``: the items
     are shards, whose rows become a file in this format. ``is_kept``: the items are JSON, and their split survives this
     process; other items are consumed in the caller's thread. ``wait_s``: seconds to wait for the validation of a list that
-    another thread or process splits.
+    another thread or process splits. ``marking``: the copy that a dry run of a file writes; ``alive``: called during one,
+    which ends with an exception that it raises.
     """
 
     worker: Any
@@ -74,6 +75,8 @@ class Submission:
     form: str | None = None
     is_kept: bool = False
     wait_s: float = 1.0
+    marking: Marking | None = None
+    alive: Callable[[], None] = lambda: None
 
 
 @dataclass(slots=True)
@@ -235,7 +238,8 @@ class Submitter:
             if options.dry_run:
                 shape = self._shape(worker, source.columns)
                 large = stored.size > INLINE_BYTES and worker.name != MIXED
-                return self._checker.check(source, worker.name, shape, large=large)
+                marking, alive = given.marking, given.alive
+                return self._checker.check(source, worker.name, shape, large=large, marking=marking, alive=alive)
             new = self._new_task(
                 worker,
                 options,
@@ -534,10 +538,10 @@ class Submitter:
             why = f"internal_error: {type(error).__name__}"
             task_rows.end_split(self._ledger, task_id, Reason.SPLIT_FAILED, why=why)
 
-    def check_for_parent(self, worker: Worker, kept: Mapping[str, Any]) -> bytes:
+    def check_for_parent(self, worker: Worker, kept: Mapping[str, Any], marking: Sequence[str] | None) -> bytes:
         """The response of a child process that checks a list: see :class:`Checker`."""
         source = ListSource.from_json(kept)
-        return self._checker.answer(source, self._shape(worker, source.columns))
+        return self._checker.answer(source, self._shape(worker, source.columns), marking)
 
     # -- responses
 
@@ -685,7 +689,8 @@ def _digest(worker: Worker, options: SubmitOptions, body: bytes, callbacks: Sequ
 def _stored_body(sha256: str, source: ListSource) -> bytes:
     """The body for :func:`_digest` of a stored list and the options for reading it."""
     said = f"{sha256}:{source.sheet}:{sorted(source.columns.items())}"
-    return (said if source.encoding is None else f"{said}:{source.encoding}").encode()
+    said = said if source.encoding is None else f"{said}:{source.encoding}"
+    return (said if source.header_row is None else f"{said}:header_row={source.header_row}").encode()
 
 
 def _program_body(items: Sequence[Any]) -> bytes:

@@ -13,6 +13,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from types import MappingProxyType
@@ -37,7 +38,7 @@ from asynctask.ledger.queries import DeadCount
 from asynctask.ledger.rates import Rates
 from asynctask.ledger.schedules import Schedules, Ticker
 from asynctask.lists.cleaning import Cleaning
-from asynctask.lists.dry_run import Checker, DryRunTimeout
+from asynctask.lists.dry_run import CheckedRow, Checker, DryRunTimeout, Marking
 from asynctask.lists.readers import Limits
 from asynctask.lists.split import Splitter
 from asynctask.lists.uploads import Uploads
@@ -52,6 +53,9 @@ from asynctask.submission import Carrier, Submitter
 from asynctask.supervisor import LIFELINE
 from asynctask.task import Addition, Services
 from asynctask.worker import Worker
+
+_ALIVE_S = 0.25
+"""Seconds between two looks at whether the answer of a child process is still wanted."""
 
 
 class Core:
@@ -112,7 +116,9 @@ class Core:
             add=add,
         )  # fmt: skip
         splitter = Splitter(self.ledger, clock, self.uploads, limits, lease_s=config.lease_s)
-        checker = Checker(self.ledger, self.uploads, limits, seconds=config.dry_run_s, elsewhere=self.check_elsewhere)
+        checker = Checker(
+            self.ledger, self.uploads, limits, seconds=config.dry_run_s, elsewhere=self.check_elsewhere, mark=_mark_list
+        )
         self.submitter = Submitter(
             self.services, splitter, lease_s=config.lease_s, split_elsewhere=self.split_elsewhere, checker=checker,
             carriers=carriers,
@@ -142,20 +148,28 @@ class Core:
         threading.Thread(target=child.wait, name=f"split-child-{task_id}", daemon=True).start()
         return True
 
-    def check_elsewhere(self, order: bytes, seconds: float) -> bytes | None:
+    def check_elsewhere(self, order: bytes, seconds: float, alive: Callable[[], None]) -> bytes | None:
         """Checks a list in a child process. Returns the child's response, empty if it ended without one; None if no child
-        can be started. After ``seconds``, kills the child and raises :class:`DryRunTimeout`.
+        can be started. Kills the child after ``seconds``, and raises :class:`DryRunTimeout`, and if ``alive``, which is
+        called four times a second, raises.
         """
+        until = self.ledger.clock.monotonic() + seconds
         with tempfile.TemporaryDirectory(prefix="asynctask-check-") as folder:
             answer = Path(folder) / "answer.json"
             child = self._child("check-list", str(answer), stdin=subprocess.PIPE)
             if child is None:
                 return None
             with child:
+                unsent: bytes | None = order
                 try:
-                    child.communicate(order, timeout=seconds)
-                except subprocess.TimeoutExpired:
-                    raise DryRunTimeout(seconds) from None
+                    while (left := until - self.ledger.clock.monotonic()) > 0:
+                        with suppress(subprocess.TimeoutExpired):
+                            child.communicate(unsent, timeout=min(_ALIVE_S, left))
+                            break
+                        unsent = None  # communicate goes on with the first order
+                        alive()
+                    else:
+                        raise DryRunTimeout(seconds)
                 finally:
                     child.kill()
             return answer.read_bytes() if answer.exists() else b""
@@ -201,6 +215,12 @@ class WebProcess(AppProcess):
         self.maintenance.stop()
         self.heartbeat.stop()
         self.leave()
+
+
+def _mark_list(marking: Marking, headers: Sequence[str], rows: Iterable[CheckedRow]) -> None:
+    from asynctask.reports.report import mark_list  # few processes write reports
+
+    mark_list(marking, headers, rows)
 
 
 def _filtered(outgoing: PushFilter | None, copies: Sequence[Copy]) -> Sequence[Copy]:

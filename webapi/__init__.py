@@ -9,7 +9,7 @@ from apiflask import APIFlask
 from asynctask._version import __version__
 from asynctask.access import User
 from asynctask.app import AsyncTask
-from webapi import access, caching, openapi, operations, pages, problems, reading, reports, security, tasks, workers
+from webapi import access, caching, lists, openapi, operations, pages, problems, reading, reports, security, tasks, workers
 from webapi.context import EXTENSION, Slots, register_slots
 
 __all__ = ["User", "create_app"]
@@ -55,7 +55,7 @@ def create_app(
     register_slots(flask_app, slots or Slots.of_threads(app.config.web_threads))
     reading.register_heads(flask_app)
     workers.register(flask_app)
-    for each in (tasks, reports, workers, operations, pages):
+    for each in (tasks, lists, reports, workers, operations, pages):
         flask_app.register_blueprint(each.blueprint)
     flask_app.register_blueprint(tasks.exports)
     flask_app.register_blueprint(operations.health)

@@ -34,7 +34,12 @@ class ReadOnly(Forbidden):
     code = "read_only"
 
 
-SUBMITS: Final = frozenset({"tasks.create", "tasks.add", "tasks.seal", "exports.export", "workers.create_job", "pages.new"})
+SUBMITS: Final = frozenset(
+    {
+        "tasks.create", "tasks.add", "tasks.seal", "lists.preview", "lists.marked", "exports.export", "workers.create_job",
+        "pages.new",
+    }
+)  # fmt: skip
 CONTROLS: Final = frozenset(
     {
         "tasks.update",
@@ -44,7 +49,17 @@ CONTROLS: Final = frozenset(
     }
 )
 OWN: Final = frozenset(
-    {"tasks.index", "tasks.create", "exports.export", "pages.home", "pages.new", "pages.search", "workers.search"}
+    {
+        "tasks.index",
+        "tasks.create",
+        "lists.preview",
+        "lists.marked",
+        "exports.export",
+        "pages.home",
+        "pages.new",
+        "pages.search",
+        "workers.search",
+    }
 )
 """Endpoints without a Task or a job in their path that answer a user of one owner, with the Tasks of that owner."""
 

@@ -14,12 +14,20 @@ from apiflask import APIBlueprint, APIFlask
 from flask import Response, current_app, request
 
 from asynctask.app import AsyncTask
+from asynctask.exports.rows import FORMATS as EXPORTED
 from asynctask.lists.options import NAME_SCHEMA, NAMES, NUL_FREE, CommonOptions
 from asynctask.lists.readers.opening import FORMATS
 from asynctask.worker import Worker
 from webapi.context import json_response, json_text
 from webapi.problems import MEDIA_TYPE
-from webapi.shapes import DryRunResult, FileSubmission, JobsSubmission, JsonSubmission, ProblemDetails
+from webapi.shapes import (
+    DryRunResult,
+    FileSubmission,
+    FileToPreview,
+    JobsSubmission,
+    JsonSubmission,
+    ProblemDetails,
+)
 from webapi.tasks import KEY_PATTERN, RAW
 
 _METHODS: Final = frozenset({"get", "post", "put", "patch", "delete"})
@@ -98,13 +106,14 @@ def register(flask_app: APIFlask, app: AsyncTask) -> None:
 def _complete(app: AsyncTask, spec: dict[str, Any] | str) -> dict[str, Any] | str:
     assert isinstance(spec, dict)
     schemas = spec.setdefault("components", {}).setdefault("schemas", {})
-    for model in (ProblemDetails, JsonSubmission, JobsSubmission, FileSubmission, DryRunResult):
+    for model in (ProblemDetails, JsonSubmission, JobsSubmission, FileSubmission, FileToPreview, DryRunResult):
         schema = model.model_json_schema(ref_template=_REF)
         schemas.update(schema.pop("$defs", {}))
         schemas[model.__name__] = schema
     for name in ("JsonSubmission", "JobsSubmission", "FileSubmission"):
         _name_callbacks(app, schemas[name]["properties"])
-    schemas["FileSubmission"] = _with_file(schemas["FileSubmission"])
+    schemas["FileSubmission"] = _with_file(schemas["FileSubmission"], "worker")
+    schemas["FileToPreview"] = _with_file(schemas["FileToPreview"])
     if _takes_lists(app):
         worker = schemas["FileSubmission"]["properties"]["worker"]
         schemas["FileSubmission"]["properties"]["worker"] = {
@@ -125,6 +134,8 @@ def _complete(app: AsyncTask, spec: dict[str, Any] | str) -> dict[str, Any] | st
     if app.config.link_secret:
         schemes = spec["components"].setdefault("securitySchemes", {})
         schemes["link"] = {"type": "apiKey", "in": "query", "name": "link", "description": "A link to one Task."}
+    for path, form in (("/api/lists/preview", "FileToPreview"), ("/api/lists/marked.xlsx", "FileSubmission")):
+        spec["paths"][path]["post"]["requestBody"] = {"required": True, "content": _form(form)}
     submit = spec["paths"]["/api/tasks"]["post"]
     submit["requestBody"] = _submission_body(bodies["submitTask"])
     for each in submit["parameters"]:
@@ -136,6 +147,9 @@ def _complete(app: AsyncTask, spec: dict[str, Any] | str) -> dict[str, Any] | st
         }
         each.setdefault("parameters", []).append(_idempotency_key())
     spec["paths"]["/api/tasks/{task_id}/items"]["post"]["parameters"].append(_idempotency_key())
+    result = spec["paths"]["/api/tasks/{task_id}/result"]["get"]["responses"]["200"]
+    (file,) = result["content"].values()
+    result["content"] = {each.media: file for each in EXPORTED.values()}
     return spec
 
 
@@ -240,7 +254,7 @@ def _without_nul(schema: Any) -> Any:
     return found
 
 
-def _with_file(schema: dict[str, Any]) -> dict[str, Any]:
+def _with_file(schema: dict[str, Any], *required: str) -> dict[str, Any]:
     properties = {name: _without_null(field) for name, field in schema["properties"].items()}
     properties["file"] = {
         "type": "string",
@@ -250,7 +264,7 @@ def _with_file(schema: dict[str, Any]) -> dict[str, Any]:
             " with 415; one that cannot be read, or of which no row is taken, with 422."
         ),
     }
-    return {**schema, "properties": properties, "required": ["worker", "file"]}
+    return {**schema, "properties": properties, "required": [*required, "file"]}
 
 
 def _without_null(field: dict[str, Any]) -> dict[str, Any]:
@@ -266,10 +280,7 @@ def _submission_body(example: dict[str, Any]) -> dict[str, Any]:
         "required": True,
         "content": {
             "application/json": {"schema": {"$ref": _REF.format(model="JsonSubmission")}, "example": example},
-            "multipart/form-data": {
-                "schema": {"$ref": _REF.format(model="FileSubmission")},
-                "encoding": {"file": {"contentType": ", ".join(_SHEETS)}},
-            },
+            **_form("FileSubmission"),
             **{
                 kind: {
                     "schema": {
@@ -282,6 +293,12 @@ def _submission_body(example: dict[str, Any]) -> dict[str, Any]:
             },
         },
     }
+
+
+def _form(model: str) -> dict[str, Any]:
+    """The content of a form with a file."""
+    schema, encoding = {"$ref": _REF.format(model=model)}, {"file": {"contentType": ", ".join(_SHEETS)}}
+    return {"multipart/form-data": {"schema": schema, "encoding": encoding}}
 
 
 def _idempotency_key() -> dict[str, Any]:
@@ -362,7 +379,7 @@ def curl(url: str, method: str, operation: Mapping[str, Any], *, token: bool) ->
 
 def _complete_operation(path: str, method: str, operation: dict[str, Any]) -> None:
     responses = operation["responses"]
-    if operation.get("parameters") or "requestBody" in operation or path == "/api/tasks":
+    if operation.get("parameters") or "requestBody" in operation or path == "/api/tasks" or "/lists/" in path:
         responses.setdefault("422", {"description": "Something in the request is wrong; `errors` says what"})
     if "{" in path:
         responses.setdefault("404", {"description": "There is no such thing"})

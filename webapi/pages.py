@@ -18,6 +18,7 @@ from asynctask.access import User
 from asynctask.clock import SECOND
 from asynctask.errors import NotFound, SchemaOutdated, TooLarge, Unavailable
 from asynctask.ledger.search import MAX_TEXT
+from asynctask.lists.readers.encodings import OFFERED
 from asynctask.lists.readers.opening import FORMATS
 from asynctask.operations import FAILING, LISTS
 from asynctask.worker import WEBHOOK
@@ -160,7 +161,7 @@ def home() -> ResponseReturnValue:
 
 @blueprint.get("/new")
 def new() -> ResponseReturnValue:
-    """The form that submits a list."""
+    """A new list: its file, the fields of its columns, its check and its start."""
     app = asynctask_app()
     suffixes = [suffix for each in FORMATS.values() for suffix in each.suffixes]
     takes_lists = app.list_workers()
@@ -170,6 +171,7 @@ def new() -> ResponseReturnValue:
         max_file_bytes=app.config.max_file_bytes,
         formats=list(FORMATS),
         suffixes=suffixes,
+        encodings=OFFERED,
     )
 
 

@@ -62,13 +62,19 @@ from asynctask.lists.options import (
     whole_number,
 )
 from asynctask.lists.problems import fault
+from asynctask.lists.rows import MAX_HEADER_ROW
 from asynctask.lists.uploads import JsonItems
 from asynctask.reports.report import ListColumn
 from asynctask.worker import JOB_ID
 from webapi.context import asynctask_app, parse_json
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=NUL_FREE)]
-_COLUMNS = 'Which header means which field, as JSON: {"Artikel-Nr.": "sku"}; the rest is found by name.'
+_COLUMNS = (
+    'Which header means which field, as JSON: {"Artikel-Nr.": "sku", "Note": ""}; "" leaves a column out, the rest is found'
+    " by name."
+)
+_HEADER_ROW = "The row with the names of the columns; default: found by the names that it has."
+HeaderRow = Annotated[int, Field(ge=1, le=MAX_HEADER_ROW)]
 _ENCODING = "What a text is encoded in: utf-8, gb18030, cp932...; default: its charset, else found out."
 
 MAX_WAIT_S: Final = 60
@@ -377,6 +383,20 @@ class ExportSubmission(Options):
     format: Literal["csv", "csv.gz", "ndjson", "xlsx", "parquet"] = Field("csv", description="The format of the file.")
 
 
+class FileToPreview(_In):
+    """A file to look at: the fields of the form beside the file."""
+
+    model_config = ConfigDict(strict=False)
+    what: ClassVar[str] = "option"
+
+    sheet: Name | None = Field(None, description="The worksheet; default: of those with rows, the one that fits a worker.")
+    columns: Columns | None = Field(
+        None, description="A mapping that is to be used: sheet and header are found by its headers."
+    )
+    encoding: Name | None = Field(None, description=_ENCODING)
+    header_row: HeaderRow | None = Field(None, description=_HEADER_ROW)
+
+
 class FileSubmission(Options):
     """A list of items as a file: the fields of the form beside the file."""
 
@@ -386,6 +406,7 @@ class FileSubmission(Options):
     sheet: Name | None = Field(None, description="The worksheet; default: the first visible one with rows.")
     columns: Columns | None = Field(None, description=_COLUMNS)
     encoding: Name | None = Field(None, description=_ENCODING)
+    header_row: HeaderRow | None = Field(None, description=_HEADER_ROW)
     context: ContextText = Field(None, description=options.CONTEXT)
 
 
@@ -404,6 +425,7 @@ class RawQuery(Options):
     worker: Name | None = Field(None, description="The worker's name; GET /api/workers lists them.")
     columns: Columns | None = Field(None, description=_COLUMNS)
     encoding: Name | None = Field(None, description=_ENCODING)
+    header_row: HeaderRow | None = Field(None, description=_HEADER_ROW)
     context: ContextText = Field(None, description=options.CONTEXT)
 
 
@@ -653,6 +675,64 @@ class DryRunResult(_Out):
     )
 
 
+class ItemField(_Out):
+    """A field of a worker's item."""
+
+    name: str
+    title: str
+    required: bool
+    description: str | None
+
+
+class ListRow(_Out):
+    """A row of a list that may be its header."""
+
+    row: int
+    cells: list[str] = Field(description="The first cells that are not empty.")
+
+
+class PreviewColumn(_Out):
+    """A column of a list."""
+
+    header: str
+    letters: str = Field(description="Its place in the sheet, as C; empty for JSON.")
+    samples: list[str] = Field(description="The first three different cells that are not empty, shortened.")
+
+
+class HeaderError(_Out):
+    """Why the row cannot be the header."""
+
+    code: str
+    message: str
+
+
+class WorkerFit(_Out):
+    """How the columns of a list fit a worker."""
+
+    worker: str
+    doc: str
+    fields: list[ItemField] = Field(description="Empty for a worker that takes any columns.")
+    matched: dict[str, str] = Field(description="Header -> field, for headers that are names of fields.")
+    columns: dict[str, str] = Field(description="A proposal for the option `columns`.")
+    remembered: int | None = Field(description="The Task that the proposal comes from; null: it is by similar names.")
+    missing: list[str] = Field(description="Required fields that no column has, with the proposal.")
+
+
+class ListPreview(_Out):
+    """What the beginning of a list shows; nothing was validated or written."""
+
+    format: str
+    sheets: list[str] = Field(description="The visible sheets of a workbook.")
+    sheet: str | None
+    encoding: str | None = Field(description="Of a text.")
+    header_row: int | None = Field(description="Null for JSON.")
+    first_rows: list[ListRow]
+    columns: list[PreviewColumn]
+    error: HeaderError | None = Field(description="Then there are no columns; another row may be the header.")
+    workers: list[WorkerFit] = Field(description="Those that take lists, the best first.")
+    suggested: str | None = Field(description="The first of them, if it fits and no other fits as well.")
+
+
 class PageLinks(_Out):
     self: str
     next: str | None
@@ -712,15 +792,6 @@ class LogEntry(_Out):
 LogEntries = rows_of("LogEntries", "log", LogEntry)
 ListColumns = rows_of("ListColumns", "columns", described(ListColumn))
 WaitReasons = rows_of("WaitReasons", "reasons", described(operations.WaitReason))
-
-
-class ItemField(_Out):
-    """A field of a worker's item."""
-
-    name: str
-    title: str
-    required: bool
-    description: str | None
 
 
 class WorkerInfo(_Out):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from flask import Response, request, stream_with_context
 from werkzeug.datastructures import FileStorage, MultiDict
@@ -24,6 +24,7 @@ from asynctask.lists.dry_run import DryRun
 from asynctask.lists.options import CommonOptions, SubmitOptions
 from asynctask.lists.problems import fault
 from asynctask.lists.rows import ListSource, encoding_option
+from asynctask.lists.uploads import StoredFile
 from asynctask.submission import Submission
 from asynctask.task import VERBS, TaskHandle, Verb, event_cursor
 from webapi.access import Forbidden, current_user, link_left_s, of_user
@@ -70,6 +71,7 @@ from webapi.shapes import (
     EventQuery,
     ExportSubmission,
     FileSubmission,
+    FileToPreview,
     JobsSubmission,
     JsonSubmission,
     Knobs,
@@ -114,7 +116,22 @@ def create(query: RawQuery) -> Response:
     validates the list.
     """
     app = asynctask_app()
-    return answer(app.hand_in(submission(app, current_request(), query)))
+    given = submission(app, current_request(), query)
+    with _checking(app, given):
+        return answer(app.hand_in(given))
+
+
+@contextmanager
+def _checking(app: AsyncTask, given: Submission) -> Iterator[None]:
+    """Holds a slot while a file is only checked, which may take as long as a report. Raises :class:`Busy`."""
+    with ExitStack() as stack:
+        if given.options.dry_run and isinstance(given.listed, StoredFile):
+            try:
+                stack.enter_context(slot("report"))
+            except Busy:
+                app.uploads.remove(given.listed.name)
+                raise
+        yield
 
 
 exports: Final = Routes("exports", __name__, url_prefix="/api/exports", tag="Tasks")
@@ -481,7 +498,7 @@ def submission(app: AsyncTask, incoming: ApiRequest, query: RawQuery) -> Submiss
         NoQuery.model_validate(incoming.args.to_dict())
     if incoming.mimetype == JSON:
         return _from_json(app, incoming, key)
-    return _from_file(app, incoming, key)
+    return from_file(app, incoming, key)
 
 
 def answer(found: TaskHandle | DryRun) -> Response:
@@ -523,18 +540,33 @@ def _from_json(app: AsyncTask, incoming: ApiRequest, key: str | None) -> Submiss
     return Submission(given.worker, given.items, options, is_kept=True, wait_s=app.config.submit_wait_s)
 
 
-def _from_file(app: AsyncTask, incoming: ApiRequest, key: str | None) -> Submission:
+def from_file(app: AsyncTask, incoming: ApiRequest, key: str | None = None) -> Submission:
+    """What a form with a file submits. Raises :class:`InputError` (4xx)."""
+    given, file = form_with_file(incoming, FileSubmission)
+    # Before the possibly large file is stored.
+    _refuse_unknown(app, given.worker)
+    source, options = ListSource.checked(given.sheet, given.columns, given.encoding, given.header_row), _options(given, key)
+    return Submission(
+        given.worker, store(app, file), options, source, wait_s=app.config.submit_wait_s, alive=client_check()
+    )
+
+
+Form = TypeVar("Form", FileSubmission, FileToPreview)
+
+
+def form_with_file(incoming: ApiRequest, schema: type[Form]) -> tuple[Form, FileStorage]:
+    """The fields of a form, validated, and its one file."""
     incoming.load_form()
     file = _the_file(incoming)
     _refuse_twice(incoming.form, "option", "invalid_option")
     # An empty form field counts as not given.
     said = {name: text for name, text in incoming.form.items() if text != "" or name == "worker"}
-    given = FileSubmission.model_validate(said)
-    # Before the possibly large file is stored.
-    _refuse_unknown(app, given.worker)
-    source = ListSource.checked(given.sheet, given.columns, given.encoding)
-    stored = app.uploads.store(file.stream, _name_of(file), limit=app.config.max_file_bytes)
-    return Submission(given.worker, stored, _options(given, key), source, wait_s=app.config.submit_wait_s)
+    return schema.model_validate(said), file
+
+
+def store(app: AsyncTask, file: FileStorage) -> StoredFile:
+    """Stores the file of a form."""
+    return app.uploads.store(file.stream, _name_of(file), limit=app.config.max_file_bytes)
 
 
 def _from_raw(app: AsyncTask, incoming: ApiRequest, query: RawQuery, key: str | None) -> Submission:
@@ -550,9 +582,10 @@ def _from_raw(app: AsyncTask, incoming: ApiRequest, query: RawQuery, key: str | 
             problem = fault(None, "encoding", "invalid_option", "option.charset", said, encoding[:200])
             raise InputError(f"option 'encoding' {problem.message}", code="invalid_options", errors=[problem])
         encoding = charset
-    source = ListSource.checked(None, query.columns, encoding)
+    source = ListSource.checked(None, query.columns, encoding, query.header_row)
     stored = app.uploads.store(body, RAW[incoming.mimetype], limit=app.config.max_file_bytes, named=False)
-    return Submission(query.worker, stored, _options(query, key), source, wait_s=app.config.submit_wait_s)
+    options, wait_s = _options(query, key), app.config.submit_wait_s
+    return Submission(query.worker, stored, options, source, wait_s=wait_s, alive=client_check())
 
 
 def _options(given: CommonOptions, key: str | None) -> SubmitOptions:

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -44,6 +44,8 @@ _AWAY_S: Final = 120.0  # a database that is away for longer is reported
 _STILL_S: Final = 5.0  # without a change, after which a watched Task is told why
 _SHOWN_ERRORS: Final = 10
 _SHOWN_REASONS: Final = 3
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def outcome(progress: Mapping[str, Any]) -> int:
@@ -162,9 +164,6 @@ def _seconds(_context: click.Context, _option: click.Parameter, value: float | N
     return value
 
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-
 def _timeout_option(function: F) -> F:
     return click.option(
         "--timeout",
@@ -195,16 +194,35 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return made
 
 
-def _columns(_context: click.Context, _option: click.Parameter, text: str | None) -> dict[str, str] | None:
-    if text is None:
-        return None
-    try:
-        found = json.loads(text, object_pairs_hook=_each_once)
-    except ValueError as error:
-        raise click.BadParameter(f'no JSON ({error}); write {{"header in the sheet": "field of the item"}}') from None
-    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
-        raise click.BadParameter('must be an object of texts: {"header in the sheet": "field of the item"}')
-    return found
+def _columns(_context: click.Context, _option: click.Parameter, pairs: Sequence[str]) -> dict[str, str] | None:
+    found: dict[str, str] = {}
+    for pair in pairs:
+        header, equals, field = pair.rpartition("=")  # a header may have the sign, a field has none
+        if not equals or not header.strip():
+            raise click.BadParameter(f"{pair!r} is not HEADER=FIELD; write the header of the sheet, =, and the field")
+        if header in found:
+            raise click.BadParameter(f"the header {header!r} is given twice; keep one of them")
+        found[header] = field.strip()
+    return found or None
+
+
+def _reading_options(function: F) -> F:
+    """The options that say how a file is read."""
+    for option in (
+        click.option("--encoding", help="Encoding of a text, such as gb18030 or cp932; by default it is detected."),
+        click.option(
+            "--column",
+            "columns",
+            multiple=True,
+            metavar="HEADER=FIELD",
+            callback=_columns,
+            help="The field of a header that is not its name; HEADER= leaves the column out. May be repeated.",
+        ),
+        click.option("--header-row", type=int, help="The row with the headers; by default it is found."),
+        click.option("--sheet", help="The sheet of a workbook; by default the first that is visible and has rows."),
+    ):
+        function = option(function)
+    return function
 
 
 def _context(_context: click.Context, _option: click.Parameter, text: str | None) -> Any:
@@ -221,11 +239,7 @@ def _context(_context: click.Context, _option: click.Parameter, text: str | None
 @click.option("--worker", required=True, help="The worker that performs the rows.")
 @click.option("--watch", "look_on", is_flag=True, help="Show it until it is done.")
 @_timeout_option
-@click.option("--sheet", help="The sheet of a workbook; by default the first that is visible and has rows.")
-@click.option(
-    "--columns", callback=_columns, help='Field of each header that is not the name of a field: {"SKU no.": "sku"}.'
-)
-@click.option("--encoding", help="Encoding of a text, such as gb18030 or cp932; by default it is detected.")
+@_reading_options
 @click.option("--title", help="Display name; by default the name of the file.")
 @click.option("--parallel", type=click.IntRange(min=1), help="The most rows that run at once.")
 @click.option(
@@ -256,6 +270,11 @@ def _context(_context: click.Context, _option: click.Parameter, text: str | None
 @click.option("--parent", type=TASK_ID, help="The new Task is a child of this one, which waits for it.")
 @click.option("--strict", is_flag=True, help="One rejected row rejects the whole file.")
 @click.option("--dry-run", is_flag=True, help="Only validate and report; nothing is written.")
+@click.option(
+    "--marked",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="With --dry-run: write the list to this workbook (.xlsx), with the cells marked that would be rejected.",
+)
 @pass_session
 def submit(
     session: Session,
@@ -267,10 +286,13 @@ def submit(
     priority: str | None,
     line: str | None,
     dry_run: bool,
+    marked: Path | None,
     **options: Any,
 ) -> int:
     """Submit a file of rows to a worker; - reads it from the standard input."""
     _refuse_alone(timeout, look_on)
+    if marked is not None and not dry_run:
+        raise click.UsageError("--marked is written by --dry-run: give both, or neither")
     app = session.app(required="submit needs the worker's code to validate the rows")
     given = {name: value for name, value in options.items() if value is not None}
     if priority is not None:
@@ -284,7 +306,7 @@ def submit(
         stored = app.uploads.store(stream, name, named=not is_input)
     try:
         if dry_run:
-            return _print_dry_run(session, app.check_file(worker, stored, **given), app.config.locale)
+            return _print_dry_run(session, app.check_file(worker, stored, marked=marked, **given), app.config.locale)
         handle = app.submit_file(worker, stored, who=who(), **given)
     except InputError as error:
         from asynctask.lists.problems import localised
@@ -299,9 +321,7 @@ def submit(
 @click.command("add", cls=Command)
 @click.argument("task_id", type=TASK_ID)
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, readable=True, allow_dash=True, path_type=Path))
-@click.option("--sheet", help="The sheet of a workbook; by default the first that is visible and has rows.")
-@click.option("--columns", callback=_columns, help="Field of each header that is not the name of a field, as of submit.")
-@click.option("--encoding", help="Encoding of a text, such as gb18030 or cp932; by default it is detected.")
+@_reading_options
 @click.option("--idempotency-key", help="The rows are added once, however often the command is repeated with this key.")
 @pass_session
 def add(session: Session, /, task_id: int, file: Path, **options: Any) -> int:

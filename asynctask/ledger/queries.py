@@ -1590,6 +1590,35 @@ def split_sources(connection: Connection, after: int, limit: int) -> list[tuple[
     return [(int(task_id), str(state), loads(source)) for task_id, state, source in rows]
 
 
+_LOOKED_THROUGH: Final = 2_000
+_REMEMBERED: Final = 100
+
+
+class ReadList(NamedTuple):
+    """How the list of a Task was read: the Task, its worker, the columns of the list (empty if unknown), and the option
+    ``columns``."""
+
+    task_id: int
+    worker: str
+    headers: Sequence[str]
+    columns: Mapping[str, str]
+
+
+def read_lists(connection: Connection, owner: str) -> list[ReadList]:
+    """How the last stored lists of an owner were read, newest first: up to 100, of the last 2,000 Tasks of the ledger."""
+    last = sa.select(sa.func.max(_t.id)).scalar_subquery()
+    rows = connection.execute(
+        sa.select(_t.id, _t.worker_name, _t.headers, _t.split_source)
+        .where(_t.id > last - _LOOKED_THROUGH, _t.owner == owner, _t.split_source.is_not(None))
+        .order_by(_t.id.desc())
+        .limit(_REMEMBERED)
+    )
+    return [
+        ReadList(int(i), worker, (loads(headers) or {}).get("list") or (), (loads(source) or {}).get("columns") or {})
+        for i, worker, headers, source in rows
+    ]
+
+
 # -- exports: the parameters of the merge, and the shards
 
 

@@ -116,8 +116,8 @@ class ItemShape:
     """The form of a worker's items; built once per worker.
 
     Arguments: ``model``, the worker's pydantic model, None for any dict; ``columns``, header -> field name, for headers
-    that are not names of the model; ``max_item_bytes``, the largest item as JSON; ``search``, the fields by whose values a
-    search finds an item.
+    that are not names of the model, empty for a column that is not used; ``max_item_bytes``, the largest item as JSON;
+    ``search``, the fields by whose values a search finds an item.
     Raises :class:`InputError` ``unknown_column`` if ``columns`` names a field that the model does not have.
 
     ``unfit``: why no input of the model can be kept, so that no list can have it; None if it can. ``field_names``: the
@@ -133,7 +133,8 @@ class ItemShape:
         search: Sequence[str] = (),
     ) -> None:
         self.model, self._max_bytes = model, max_item_bytes
-        self._columns = dict(columns or {})
+        self._columns = {header: field for header, field in (columns or {}).items() if field}
+        self._unused = frozenset(normalise(header) for header, field in (columns or {}).items() if not field)
         self.mapped = tuple(self._columns)
         self.unfit = None if model is None else unfit_model(model)
         self._fields: dict[str, FieldInfo] = dict(model.model_fields) if model else {}
@@ -147,7 +148,7 @@ class ItemShape:
             )
         self._names = {name: names_of(name, info) for name, info in self._fields.items()}
         self.expected: frozenset[str] = frozenset(
-            [*self._columns, *(each for names in self._names.values() for each in names)]
+            [*(columns or {}), *(each for names in self._names.values() for each in names)]
         )
         self.search = tuple(dict.fromkeys((isinstance(name, str) and self.field_of(name)) or name for name in search))
         self._own_syntax = own_syntax(model) if model else frozenset()
@@ -167,6 +168,20 @@ class ItemShape:
         room = max(0, _SHOWN - len(needed))
         return ", ".join(needed + others[:room]) + (", …" if len(others) > room else "")
 
+    def by_name(self, headers: Iterable[str]) -> dict[str, str]:
+        """Header -> field, for each header that is a name of a field."""
+        fields = {normalise(name): field for field, names in reversed(self._names.items()) for name in names}
+        return {header: fields[name] for header in headers if (name := normalise(header)) in fields}
+
+    def names(self) -> dict[str, list[str]]:
+        """Field -> the names that its column may have, its title for people first; empty without a model."""
+        return {field: list(dict.fromkeys([self._title(field), *names])) for field, names in self._names.items()}
+
+    @property
+    def required(self) -> list[str]:
+        """The fields that each item must have."""
+        return [field for field, info in self._fields.items() if info.is_required()]
+
     def bind(self, headers: Sequence[str], notation: Callable[[str], Notation] | None = None) -> Binding:
         """Matches headers with fields. Names are compared normalised; unknown headers are ignored. ``notation`` gives that
         of the column of numbers under a header; by default decimals have points.
@@ -174,7 +189,7 @@ class ItemShape:
         Raises :class:`InputError`: ``missing_columns`` if a required field has no column, ``unknown_column`` if
         ``columns`` names an absent header, ``duplicate_column`` if two columns match one field.
         """
-        ignored = report_block(headers)
+        ignored = report_block(headers) | {header for header in headers if normalise(header) in self._unused}
         usable = [header for header in headers if header not in ignored]
         present = {normalise(header): header for header in usable}
         absent = sorted(header for header in self._columns if normalise(header) not in present)
@@ -575,7 +590,7 @@ class ItemShape:
         return by_field
 
     def _refuse_missing(self, by_field: Mapping[str, str], headers: Sequence[str]) -> None:
-        missing = [f for f, info in self._fields.items() if info.is_required() and f not in by_field]
+        missing = [field for field in self.required if field not in by_field]
         if not missing:
             return
         problems = [

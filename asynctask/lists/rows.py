@@ -43,7 +43,8 @@ from asynctask.messages import is_storable
 class ListSource:
     """How a list is read. It is kept with its Task as JSON, so that any process can split the list.
 
-    ``sheet``: of a workbook; ``columns``: header -> field; ``encoding``: a codec, None to detect it; ``unique``: fields in
+    ``sheet``: of a workbook; ``header_row``: the row of the header, None to find it; ``columns``: header -> field, empty
+    for a column that is not used; ``encoding``: a codec, None to detect it; ``unique``: fields in
     which no two rows may be the same; ``strict``: one rejected row refuses the list; ``name``: of the file in ``data_dir``;
     ``filename``: the name it was sent under; ``items``: JSON items, stored only until they are split; ``key``: the field
     whose equal values run one after the other; ``resubmit_of``: the Task whose rows it corrects; ``masked``: the names of
@@ -61,17 +62,31 @@ class ListSource:
     key: str | None = None
     resubmit_of: int | None = None
     masked: tuple[str, ...] = ()
+    header_row: int | None = None
 
     @classmethod
     def checked(
-        cls, sheet: str | None = None, columns: Mapping[str, str] | None = None, encoding: str | None = None
+        cls,
+        sheet: str | None = None,
+        columns: Mapping[str, str] | None = None,
+        encoding: str | None = None,
+        header_row: int | None = None,
     ) -> Self:
-        """What a sender says of a list. Raises :class:`InputError` for an unknown encoding or a text no database stores."""
+        """What a sender says of a list. Raises :class:`InputError` for an unknown encoding, a text no database stores, or a
+        row in which no header can be."""
+        if header_row is not None and not 1 <= header_row <= MAX_HEADER_ROW:
+            raise refused_option("header_row", "option.header_row", {"limit": MAX_HEADER_ROW}, header_row)
         said = [("sheet", sheet or ""), *(("columns", text) for pair in (columns or {}).items() for text in pair)]
         for name, text in said:
             if not is_storable(text):
                 raise InputError(f"{name}: {text[:100]!r} holds a NUL or half a character (a lone surrogate): take it out")
-        return cls(sheet, dict(columns or {}), None if encoding is None else encoding_option(encoding))
+        used = [field for field in (columns or {}).values() if field]
+        if twice := sorted(field for field in set(used) if used.count(field) > 1):
+            headers = ", ".join(repr(header[:80]) for header, field in (columns or {}).items() if field == twice[0])
+            params = {"field": repr(twice[0][:80]), "headers": headers}
+            raise refused_option("columns", "option.columns_twice", params, None)
+        codec = None if encoding is None else encoding_option(encoding)
+        return cls(sheet, dict(columns or {}), codec, header_row=header_row)
 
     @classmethod
     def from_json(cls, kept: Mapping[str, Any]) -> Self:
@@ -87,6 +102,7 @@ class ListSource:
 
 
 _ALWAYS_KEPT: Final = ("name", "filename", "sheet", "columns", "items")
+MAX_HEADER_ROW: Final = 1_000
 _MAX_NAMES: Final = 1_000
 _MAX_NAMES_CHARS: Final = 15_000
 """In the row of a Task, which is read often."""
@@ -140,8 +156,10 @@ class OpenList:
     def planned(self) -> int | None:
         return self.source.planned
 
-    def checked(self, after: int = 0, names: Names | None = None) -> Iterator[NewItem | Rejected]:
-        """See :func:`checked`; ``names`` gets those of every row that is read."""
+    def checked(
+        self, after: int = 0, names: Names | None = None, seen: Callable[[RawRow], None] | None = None
+    ) -> Iterator[NewItem | Rejected]:
+        """See :func:`checked`; ``names`` gets those of every row that is read, ``seen`` the row itself."""
         if self.binding is not None and self.source.headers is not None:
             refuse_absent(self.unique, self.source.headers, self.binding, self.shape)
             refuse_absent([self.key] if self.key else [], self.source.headers, self.binding, self.shape, "column.key")
@@ -156,9 +174,11 @@ class OpenList:
             for raw in self.source.rows(after):
                 if names is not None:
                     names.add(raw.values)
+                if seen is not None:
+                    seen(raw)
                 yield raw
 
-        rows = self.source.rows if names is None else noted
+        rows = self.source.rows if names is None and seen is None else noted
         return checked(rows, self.shape, binding, self.unique, after, self.key, header)
 
 
@@ -181,13 +201,13 @@ def open_list(
         return list_file(path, source.filename, limits, encoding=source.encoding, alive=alive)
 
     def again() -> Iterator[RawRow]:  # a workbook gets a second child process, with limits of its own
-        with listed() as other, other.open(source.sheet, shape.expected) as reread:
+        with listed() as other, other.open(source.sheet, shape.expected, header=source.header_row) as reread:
             yield from reread.rows()
 
     with ExitStack() as stack:
         file, sheet = stack.enter_context(listed()), None
         try:
-            opened = stack.enter_context(file.open(source.sheet, shape.expected))
+            opened = stack.enter_context(file.open(source.sheet, shape.expected, header=source.header_row))
             sheet = opened.sheet_name
             notation = Notations(again, BETWEEN if opened.delimiter == "," else 0).of
             binding = shape.bind(opened.headers, notation) if opened.headers is not None else None

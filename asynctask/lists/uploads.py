@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import IO, Any, Final, Self
+from typing import IO, TYPE_CHECKING, Any, Final, Self
 
 import orjson
 
@@ -31,6 +31,9 @@ from asynctask.lists.readers.base import too_costly
 from asynctask.lists.readers.json import items_of
 from asynctask.lists.written_cells import item_text, plain_json, unpacked
 from asynctask.messages import clean
+
+if TYPE_CHECKING:
+    from asynctask.lists.readers.opening import Head
 
 ITEMS = "items.json"
 """The file name of a list of JSON items."""
@@ -238,7 +241,13 @@ class ListFile:
         self._path, self._filename, self._limits, self._encoding = path, filename, limits, encoding
 
     def open(
-        self, sheet: str | None, expect: Collection[str], *, unzipped: int | None = None, report: bool = False
+        self,
+        sheet: str | None,
+        expect: Collection[str],
+        *,
+        header: int | None = None,
+        unzipped: int | None = None,
+        report: bool = False,
     ) -> Source:
         """The named sheet, else the first visible one with rows; arguments and errors as of
         :func:`~asynctask.lists.readers.opening.open_source`. ``unzipped``: a lower limit on the workbook's unzipped
@@ -246,8 +255,20 @@ class ListFile:
         from asynctask.lists.readers.opening import open_source  # loads every reader; many processes read no list
 
         return open_source(
-            self._path, self._filename, sheet=sheet, encoding=self._encoding, limits=self._limits, expect=expect
+            self._path,
+            self._filename,
+            sheet=sheet,
+            encoding=self._encoding,
+            limits=self._limits,
+            expect=expect,
+            header=header,
         )
+
+    def head(self, sheet: str | None, expect: Collection[str]) -> Head:
+        """The beginning of the sheet that :meth:`open` would open. Errors as of that."""
+        from asynctask.lists.readers.opening import read_head  # as above
+
+        return read_head(self._path, self._filename, limits=self._limits, expect=expect, encoding=self._encoding)
 
     def sheets(self) -> list[str]:
         """The visible sheets in the workbook's order; empty for a text."""
@@ -300,11 +321,26 @@ class UploadedWorkbook(ListFile):
         self._deaths = 0
 
     def open(
-        self, sheet: str | None, expect: Collection[str], *, unzipped: int | None = None, report: bool = False
+        self,
+        sheet: str | None,
+        expect: Collection[str],
+        *,
+        header: int | None = None,
+        unzipped: int | None = None,
+        report: bool = False,
     ) -> Source:
         """See :class:`ListFile`."""
-        order = {"sheet": sheet, "expect": sorted(expect), "unzipped": unzipped, "report": report}
+        order = {"sheet": sheet, "expect": sorted(expect), "header": header, "unzipped": unzipped, "report": report}
         return _Sheet(self, order, self._answer({**order, "do": "open"}))
+
+    def head(self, sheet: str | None, expect: Collection[str]) -> Head:
+        """See :class:`ListFile`."""
+        from asynctask.lists.readers.opening import Head  # as above
+
+        order = {"do": "head", "sheet": sheet, "expect": sorted(expect)}
+        form, found, encoding, rows = self._answer(order)["head"]
+        cells = [(number, [unpacked(cell) if type(cell) is dict else cell for cell in row]) for number, row in rows]
+        return Head(form, found, encoding, cells)
 
     def sheets(self) -> list[str]:
         """See :class:`ListFile`."""

@@ -25,7 +25,7 @@ import orjson
 from asynctask._version import __version__
 from asynctask.errors import InputError
 from asynctask.lists.readers.base import Limits, RawRow, Source, too_costly
-from asynctask.lists.readers.opening import open_source, sheet_names
+from asynctask.lists.readers.opening import open_source, read_head, sheet_names
 from asynctask.lists.written_cells import dump
 
 ANOTHER_VERSION: Final = 3
@@ -73,7 +73,11 @@ class _Child:
         if order["do"] == "sheets":
             _send({"sheets": sheet_names(self._path, self._filename, self._limits)})
             return
-        source = self._open({name: order[name] for name in ("sheet", "expect", "unzipped", "report")})
+        if order["do"] == "head":
+            head = read_head(self._path, self._filename, sheet=order["sheet"], limits=self._limits, expect=order["expect"])
+            _send({"head": list(head)})
+            return
+        source = self._open({name: order[name] for name in ("sheet", "expect", "unzipped", "report", "header")})
         if order["do"] == "rows":
             _send_rows(source, order["after"])
         attributes = {"headers": source.headers, "places": source.places, "sheet": source.sheet_name}
@@ -91,7 +95,7 @@ class _Child:
         limits, least = self._limits, asked["unzipped"]
         if least is not None:
             limits = replace(limits, max_unzipped_bytes=min(limits.max_unzipped_bytes, least))
-        options = {name: asked[name] for name in ("sheet", "expect", "report")}
+        options = {name: asked[name] for name in ("sheet", "expect", "report", "header")}
         source = open_source(self._path, self._filename, limits=limits, **options)
         self._opened = (asked, source)
         return source

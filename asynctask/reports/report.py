@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import heapq
 import re
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated, Any, Final, TypedDict, cast
 
 from asynctask.core.states import Status
@@ -15,7 +16,8 @@ from asynctask.errors import InputError
 from asynctask.ledger import queries
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, Reject, chunks
-from asynctask.lists.items import ItemShape
+from asynctask.lists.dry_run import CheckedRow, Marking
+from asynctask.lists.items import ItemShape, Rejected
 from asynctask.lists.problems import render
 from asynctask.lists.readers import Limits, Source
 from asynctask.lists.readers.base import column_index, normalise
@@ -24,7 +26,7 @@ from asynctask.lists.uploads import ListFile, Uploads, list_file
 from asynctask.lists.written_cells import SHEET_COLUMNS
 from asynctask.logs import get_logger
 from asynctask.messages import MASK
-from asynctask.reports.files import ReportRow
+from asynctask.reports.files import ReportRow, write_xlsx
 
 KINDS: Mapping[str, frozenset[str]] = {
     "failed": frozenset({Status.FAILED, Status.ERROR}),
@@ -105,7 +107,8 @@ def make_report(
         headers = ledger_rows.fields(shape, None if kept else known.get("items"))
         columns, hidden = dict[str, str](), frozenset[str]()
     else:
-        headers, columns = list(original.headers), _columns(shape, list(original.headers))
+        headers = list(original.headers)
+        columns = _columns(shape, headers, source.columns)
         hidden = frozenset(header for header in headers if normalise(header) in masked)
     rows = _rows(original, ledger_rows, headers, columns, hidden, alive)
     rows = rows if task.resubmit_of is None else _corrected(ledger.database, task_id, rows)
@@ -123,12 +126,12 @@ def _corrected(
             yield from (replace(row, number=numbers.get(row.number or 0)) for row in page)
 
 
-def _columns(shape: ItemShape | None, headers: list[str]) -> dict[str, str]:
-    """Field -> header, for rows whose cells come from the item."""
+def _columns(shape: ItemShape | None, headers: list[str], mapped: Mapping[str, str]) -> dict[str, str]:
+    """Field -> header, for rows whose cells come from the item. ``mapped``: the option ``columns`` of the list."""
     if shape is None or shape.model is None:
         return {}
     try:
-        return shape.bind(headers).headers
+        return ItemShape(shape.model, mapped).bind(headers).headers
     except InputError:
         return {}
 
@@ -168,17 +171,16 @@ class ListColumn(TypedDict):
 
 def columns_of(task: task_rows.TaskRow, shape: ItemShape | None) -> list[ListColumn]:
     """The columns of a Task's list that its items have, in its order; ``shape``: of the items, None if nobody knows it."""
-    known, model = task.headers or {}, None if shape is None else shape.model
+    known = task.headers or {}
     if "list" not in known:
         named = {name: name for name in known.get("items", ())}
-    elif shape is None or model is None:
+    elif shape is None or shape.model is None:
         mapped = ListSource.from_json(task.source).columns if task.source else {}
         named = {mapped.get(header, header): header for header in known["list"]}
     else:
         mapped = ListSource.from_json(task.source).columns if task.source else {}
-        own = ItemShape(model, mapped) if mapped else shape
         places = {header: at for at, header in enumerate(known["list"])}
-        named = dict(sorted(_columns(own, known["list"]).items(), key=lambda pair: places[pair[1]]))
+        named = dict(sorted(_columns(shape, known["list"], mapped).items(), key=lambda pair: places[pair[1]]))
     return [{"name": name, "header": header} for name, header in named.items()]
 
 
@@ -264,26 +266,8 @@ class _LedgerRows:
                 yield row, event.id
 
     def _rejected(self, reject: Reject, names: Mapping[str, str]) -> ReportRow:
-        bad: dict[str, str] = {}
-        row_messages, messages = [], []
-        for problem in reject.errors:
-            column, text = problem["column"], render(problem, self._locale)
-            header = _header(column, names) or _header(self._column(column), names) if column else None
-            if header is None:
-                row_messages.append(text if not column else f"{column}: {text}")
-            else:
-                bad[header] = f"{bad[header]}\n{text}" if header in bad else text
-            messages.append(f"{column}: {text}" if column else text)
-        return ReportRow(
-            self._cells(reject.cells),
-            reject.row,
-            "rejected",
-            "; ".join(messages),
-            0,
-            None,
-            bad,
-            "\n".join(row_messages) or None,
-        )
+        found = ((each["column"], render(each, self._locale)) for each in reject.errors)
+        return _rejected(self._cells(reject.cells), reject.row, found, names, self._column)
 
     def _cells(self, value: Any) -> dict[str, Any]:
         cells = _cells(value)
@@ -295,6 +279,41 @@ class _LedgerRows:
         if key not in self._columns:
             self._columns[key] = self._shape.field_of(key) or key
         return self._columns[key]
+
+
+def _rejected(
+    cells: Mapping[str, Any],
+    number: int,
+    faults: Iterable[tuple[str | None, str]],
+    names: Mapping[str, str],
+    column_of: Callable[[str], str] = str,
+) -> ReportRow:
+    """A rejected row. ``faults``: columns and messages; ``names``: header by normalised name; ``column_of``: another name
+    of a column."""
+    bad: dict[str, str] = {}
+    row_messages, messages = [], []
+    for column, text in faults:
+        header = _header(column, names) or _header(column_of(column), names) if column else None
+        if header is None:
+            row_messages.append(text if not column else f"{column}: {text}")
+        else:
+            bad[header] = f"{bad[header]}\n{text}" if header in bad else text
+        messages.append(f"{column}: {text}" if column else text)
+    return ReportRow(cells, number, "rejected", "; ".join(messages), 0, None, bad, "\n".join(row_messages) or None)
+
+
+def mark_list(marking: Marking, headers: Sequence[str], rows: Iterable[CheckedRow]) -> None:
+    """Writes the workbook of a checked list: all its rows, the cells that would be rejected marked, with the reason as a
+    comment. It can be corrected and submitted. Raises :class:`Unavailable` if writing fails, and what ``rows`` raise."""
+    names = {normalise(header): header for header in headers}
+
+    def row(checked: CheckedRow) -> ReportRow:
+        if not isinstance(checked.found, Rejected):
+            return ReportRow(checked.cells, checked.found.row, "accepted", None, 0, None)
+        found = ((each.column, render(each, marking.locale)) for each in checked.found.problems)
+        return _rejected(checked.cells, checked.found.row, found, names)
+
+    write_xlsx(Path(marking.path), headers, map(row, rows), locale=marking.locale)
 
 
 def _header(column: str, names: Mapping[str, str]) -> str | None:
@@ -317,14 +336,14 @@ _UNREAD: Final = frozenset({"too_costly", "reader_died"})
 class Original:
     """The original list, open. ``headers``: all columns in order, those without a header too ("Column C").
 
-    Arguments: ``file`` and its ``sheet``; ``expect``, names that a header may have; ``alive``, called now and then;
-    ``known``, the columns that its rows have, None if all rows must be read for them. Close it.
+    Arguments: ``file``, and ``source``, how it is read; ``expect``, names that a header may have; ``alive``, called now and
+    then; ``known``, the columns that its rows have, None if all rows must be read for them. Close it.
     """
 
     def __init__(
         self,
         file: ListFile,
-        sheet: str | None,
+        source: ListSource,
         expect: Collection[str],
         alive: Callable[[], None],
         known: Sequence[str] | None,
@@ -332,7 +351,7 @@ class Original:
         names: dict[str, None] = dict.fromkeys(known or ())
         with ExitStack() as stack:
             stack.enter_context(file)
-            self._opened = stack.enter_context(file.open(sheet, expect, report=True))
+            self._opened = stack.enter_context(file.open(source.sheet, expect, header=source.header_row, report=True))
             for number, values in _original_cells(self._opened, quiet=True) if known is None else ():
                 if number % _ALIVE_EVERY == 0:
                     alive()
@@ -389,7 +408,7 @@ def open_original(
     try:
         path = uploads.find(source.name)
         file = list_file(path, source.filename, limits, encoding=source.encoding, alive=alive)
-        return Original(file, source.sheet, expect, alive, names)
+        return Original(file, source, expect, alive, names)
     except (InputError, OSError) as error:
         get_logger("asynctask.report").warning("original_unreadable", name=source.name, error=str(error))
         return None

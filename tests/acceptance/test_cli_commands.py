@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import openpyxl
 import pytest
 import python_calamine
 from cli_process import Desk, read_document
@@ -117,11 +118,26 @@ def test_the_same_idempotency_key_and_file_are_one_task(desk: Desk) -> None:
 def test_columns_and_sheets_can_be_named(desk: Desk) -> None:
     file = desk.folder / "odd.csv"
     file.write_text("Article no.,How many\nS-1,1\nS-2,2\n")
-    columns = json.dumps({"Article no.": "sku", "How many": "n"})
-    taken = desk.json("submit", file.name, "--worker", "enrol", "--columns", columns)
+    columns = ("--column", "Article no.=sku", "--column", "How many=n")
+    taken = desk.json("submit", file.name, "--worker", "enrol", *columns)
     assert taken["counts"]["total"] == 2
-    told = desk.run("submit", file.name, "--worker", "enrol", "--columns", "[1]", code=2).stderr
-    assert "header in the sheet" in told
+    told = desk.run("submit", file.name, "--worker", "enrol", "--column", "sku", code=2).stderr
+    assert "write the header of the sheet, =, and the field" in told
+
+
+def test_a_header_row_is_named_and_a_check_writes_the_marked_list(desk: Desk) -> None:
+    file = desk.folder / "odd.csv"
+    file.write_text("sku,n\nArticle=no,n\nS-1,1\nS-2,many\n")
+    command = ("submit", file.name, "--worker", "enrol", "--header-row", 2, "--column", "Article=no=sku")
+    found = desk.json(*command, "--dry-run", "--marked", "marked.xlsx", code=1)
+    assert (found["accepted"], [fault["row"] for fault in found["errors"]]) == (1, [4])
+    book = openpyxl.load_workbook(desk.folder / "marked.xlsx")
+    assert [[cell.value for cell in row][:4] for row in book.worksheets[0].iter_rows()] == [
+        ["Article=no", "n", "row", "status"],
+        ["S-1", "1", 3, "accepted"],
+        ["S-2", "many", 4, "rejected"],
+    ]
+    assert "--dry-run" in desk.run(*command, "--marked", "marked.xlsx", code=2).stderr
 
 
 def test_bad_input_ends_with_2_and_says_what_is_wrong(desk: Desk) -> None:

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import openpyxl
 import pytest
-from playwright.sync_api import Page, Route, expect
+from playwright.sync_api import FilePayload, Page, Route, expect
 from support.browser import hand_in, part, sheet
 from support.serving import Shop, get
 
@@ -239,61 +239,10 @@ def test_a_task_is_paused_resumed_steered_cancelled_and_run_again(
     expect(page.locator("[data-kind=finish] strong")).to_have_text("10")
 
 
-def test_a_sheet_that_cannot_be_taken_is_explained_on_the_form(page: Page, web_alone: str, tmp_path: Path) -> None:
-    hand_in(page, web_alone, sheet(tmp_path / "bad.xlsx", ("A", 500, "x"), ("B", "many", "x")), "enroll")
-    alert = page.get_by_role("alert")
-    expect(alert).to_contain_text("no row could be accepted")
-    expect(alert.locator("tbody tr td:first-child")).to_have_text(["2", "3"])
-    expect(alert.locator("tbody tr td:nth-child(2)")).to_have_text(["Quantity", "Quantity"])
-    # The form is still there, and takes the corrected sheet.
-    page.set_input_files("#file", sheet(tmp_path / "good.xlsx", ("A", 5, "x")))
-    page.get_by_role("button", name="Start").click()
-    expect(page).to_have_url(re.compile(r"/tasks/\d+$"))
-
-
-def test_an_encoding_in_doubt_is_chosen_with_one_click(page: Page, web_alone: str, tmp_path: Path) -> None:
-    (tmp_path / "list.csv").write_bytes("sku,quantity,note\nA,1,It’s urgent\n".encode("cp1252"))
-    hand_in(page, web_alone, tmp_path / "list.csv", "enroll")
-    alert = page.get_by_role("alert")
-    expect(alert.locator("li").first).to_contain_text("It’s urgent")
-    page.get_by_role("button", name="Read it as windows-1252").click()
-    expect(page).to_have_url(re.compile(r"/tasks/\d+$"))
-
-
-@pytest.mark.parametrize("name", ["W" * 31, pytest.param("Products", marks=pytest.mark.full(reason="the same, shorter"))])
-def test_a_sheet_behind_a_cover_is_chosen_with_one_click_and_kept_for_the_next_try(
-    page: Page, web_alone: str, tmp_path: Path, name: str
-) -> None:
-    page.set_viewport_size({"width": 360, "height": 800})
-    hand_in(page, web_alone, sheet(tmp_path / "bad.xlsx", ("A", 500, "x"), behind="Cover", name=name), "enroll")
-    choice = page.get_by_role("alert").get_by_role("button")
-    expect(choice).to_have_text(f"Read sheet {name}")
-    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
-    choice.click()
-    expect(page.get_by_role("alert")).to_contain_text("no row could be accepted")
-    page.set_input_files("#file", sheet(tmp_path / "good.xlsx", ("A", 5, "x"), behind="Cover", name=name))
-    page.get_by_role("button", name="Start").click()
-    expect(page).to_have_url(re.compile(r"/tasks/\d+$"))
-
-
-def test_what_is_done_with_the_rows_is_chosen_and_never_guessed(page: Page, web_alone: str, tmp_path: Path) -> None:
-    page.goto(f"{web_alone.rstrip('/')}/new")
-    worker = page.get_by_label("What should be done")
-    expect(worker.locator("option")).to_have_text(["Choose…", "enroll", "gated"])
-    expect(worker).to_have_value("")
-    about = page.locator("[data-worker]").filter(visible=True)
-    expect(about).to_have_count(0)
-    page.set_input_files("#file", sheet(tmp_path / "products.xlsx", ("A", 1, "x")))
-    page.get_by_role("button", name="Start").click()
-    expect(worker).to_be_focused()
-    worker.select_option("enroll")
-    expect(about).to_contain_text("Quantity")
-
-
-def test_a_list_that_was_rejected_says_why_on_its_page(page: Page, web_alone: str, tmp_path: Path) -> None:
-    (tmp_path / "spring.csv").write_text("Quantity,colour\n1,red\n")
-    hand_in(page, web_alone, tmp_path / "spring.csv", "enroll")
-    expect(page.get_by_role("alert")).to_contain_text("no column for sku")
+def test_a_list_that_was_rejected_says_why_on_its_page(page: Page, web_alone: str) -> None:
+    file = FilePayload(name="spring.csv", mimeType="text/csv", buffer=b"Quantity,colour\n1,red\n")
+    refused = page.request.post(f"{web_alone.rstrip('/')}/api/tasks", multipart={"worker": "enroll", "file": file})
+    assert refused.status == 422
     page.goto(web_alone)
     page.get_by_role("link", name="spring.csv").click()
     expect(page.locator("#state")).to_have_text("not accepted")
@@ -391,7 +340,8 @@ def test_a_file_over_the_limit_is_not_even_sent(page: Page, tmp_path: Path) -> N
     with Shop(tmp_path, max_file_bytes=2_000).web() as (_, said):
         sent: list[str] = []
         page.on("request", lambda request: sent.append(request.method))
-        hand_in(page, said["url"], tmp_path / "large.csv", "enroll")
+        page.goto(f"{said['url'].rstrip('/')}/new")
+        page.set_input_files("#file", tmp_path / "large.csv")
         expect(page.get_by_role("alert")).to_contain_text("at most 2.0 KiB")
         assert "POST" not in sent
 

@@ -680,7 +680,8 @@ def _prefixed(prefix: str, names: str) -> set[str]:
 
 NO_OPERATION: Final = {
     "reads": (
-        _prefixed("Operations.", "dead, job, jobs, listed, monitored, processes, queues, search, templates, wait_reasons")
+        _prefixed("POST /api/lists/", "preview, marked.xlsx")
+        | _prefixed("Operations.", "dead, job, jobs, listed, monitored, processes, queues, search, templates, wait_reasons")
         | _prefixed(
             "TaskHandle.",
             "columns, context, counts, error_groups, events, log, progress, refusal, refusal_object, rejects, report,"

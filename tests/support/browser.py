@@ -67,10 +67,19 @@ def part(page: Any, name: str) -> None:
     page.get_by_role("tab", name=name).click()
 
 
-def hand_in(page: Any, url: str, file: Path, worker: str, **fields: str) -> None:
+def choose(page: Any, url: str, file: Path, worker: str) -> None:
+    """Opens the page for a new list, and says what is to be done with the rows of a file."""
     page.goto(f"{url.rstrip('/')}/new")
-    page.get_by_label("What should be done").select_option(worker)
     page.set_input_files("#file", file)
+    page.get_by_label("What should be done").select_option(worker)
+
+
+def hand_in(page: Any, url: str, file: Path, worker: str, **fields: str) -> None:
+    choose(page, url, file, worker)
+    start = page.locator("#start")
+    start.wait_for()
+    if fields:
+        page.locator("#options summary").click()
     for label, value in fields.items():
-        page.get_by_label(label).fill(value)
-    page.get_by_role("button", name="Start").click()
+        page.get_by_label(label, exact=True).fill(value)
+    start.click()

@@ -142,10 +142,10 @@ def test_a_list_whose_name_is_in_another_encoding_is_taken(environ: dict[str, st
     assert (code, err, json.loads(out)["title"]) == (0, "", "caf\ufffd.csv")
 
 
-def test_a_key_twice_in_an_option_is_refused(environ: dict[str, str], tmp_path: Path) -> None:
+def test_a_header_twice_in_the_columns_is_refused(environ: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("a,b\nA,1\n")
-    columns = '{"a": "sku", "a": "quantity"}'
-    code, _, err = call("-A", SHOP, "submit", str(tmp_path / "a.csv"), "--worker", "enroll", "--columns", columns)
+    columns = ("--column", "a=sku", "--column", "a=quantity")
+    code, _, err = call("-A", SHOP, "submit", str(tmp_path / "a.csv"), "--worker", "enroll", *columns)
     assert code == 2
     assert "twice" in err
 

@@ -217,7 +217,7 @@ class Listed(ListFile):
 @pytest.mark.parametrize("known", [None, ["a", "b", "Column D", "Column B"]])
 def test_columns_without_a_header_stand_in_their_places(known: list[str] | None) -> None:
     rows = [{"a": 1, "b": 2}, {"a": 1, "b": 2, "Column D": 3}, {"a": 1, "b": 2, "Column B": 4}]
-    original = Original(Listed(*rows), None, [], lambda: None, known)
+    original = Original(Listed(*rows), ListSource(), [], lambda: None, known)
     assert original.headers == ("a", "Column B", "b", "Column D")
     assert list(original.rows()) == list(enumerate(rows, 2))
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import openpyxl
 import pytest
 from support.webshop import Client, client_of
 
 from asynctask import AsyncTask
 from asynctask.errors import Unavailable
 from asynctask.lists import dry_run
+from webapi import create_app
+from webapi.context import GONE, Slots
 
 Form = Callable[..., dict[str, Any]]
 SHEET = "sku,Quantity\nA,1\nB,many\nA,3\n,4\n"
@@ -148,6 +152,37 @@ def test_a_child_that_hangs_is_killed_and_one_that_dies_is_told(
     assert (answer.status_code, answer.json["code"]) == (503, "unavailable")
     assert "memory" in answer.json["detail"]
     assert stored(large) == []
+
+
+def test_a_check_ends_when_its_client_has_gone(large: AsyncTask, form: Form, tmp_path: Path) -> None:
+    (tmp_path / "child/childshop.py").write_text("import threading\nthreading.Event().wait()\n")
+    for path in ("/api/tasks", "/api/lists/marked.xlsx"):
+        answer = client_of(large).post(path, **form(SHEET, dry_run="true"), environ_overrides={GONE: lambda: True})
+        assert answer.status_code == 400, "it would be 504 after dry_run_s"
+    assert stored(large) == []
+
+
+def test_a_large_list_is_marked_in_a_child(large: AsyncTask, form: Form) -> None:
+    answer = client_of(large).post("/api/lists/marked.xlsx", **form(SHEET, unique="sku"))
+    assert answer.status_code == 200, answer.json
+    rows = openpyxl.load_workbook(io.BytesIO(answer.data)).worksheets[0].iter_rows(min_row=2, values_only=True)
+    assert [row[:4] for row in rows] == [
+        ("A", "1", 2, "accepted"),
+        ("B", "many", 3, "rejected"),
+        ("A", "3", 4, "rejected"),
+        (None, "4", 5, "rejected"),
+    ]
+    assert stored(large) == []
+
+
+def test_checks_of_files_are_as_many_at_once_as_reports(make_app: Callable[..., AsyncTask], form: Form) -> None:
+    app = make_app()
+    client = create_app(app, slots=Slots({"report": 0, "file": 1, "follow": 1})).test_client()
+    for path in ("/api/tasks", "/api/lists/marked.xlsx"):
+        answer = client.post(path, **form(SHEET, dry_run="true"))
+        assert (answer.status_code, (answer.json or {})["code"]) == (503, "busy")
+    assert stored(app) == []
+    assert client.post("/api/tasks", **form(SHEET)).status_code == 202, "a submission is no check"
 
 
 def test_where_no_child_can_be_had_the_list_is_checked_here(app: AsyncTask, form: Form, monkeypatch: Any) -> None:

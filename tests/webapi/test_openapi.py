@@ -26,7 +26,8 @@ DOCS = Path(__file__).resolve().parents[2] / "docs/reference/http.md"
 
 STREAM = "GET /api/tasks/{task_id}/stream"
 OPERATIONS = [
-    "POST /api/tasks", "GET /api/tasks", "GET /api/tasks/{task_id}", "PATCH /api/tasks/{task_id}",
+    "POST /api/lists/preview", "POST /api/lists/marked.xlsx", "POST /api/tasks", "GET /api/tasks",
+    "GET /api/tasks/{task_id}", "PATCH /api/tasks/{task_id}",
     "GET /api/tasks/{task_id}/events", "GET /api/tasks/{task_id}/errors", "GET /api/tasks/{task_id}/log",
     "GET /api/tasks/{task_id}/waiting", STREAM, "POST /api/tasks/{task_id}/links",
     "POST /api/tasks/{task_id}/pause", "POST /api/tasks/{task_id}/resume", "POST /api/tasks/{task_id}/cancel",

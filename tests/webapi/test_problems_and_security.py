@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from flask import Response
-from support.databases import migrated_file
 from support.webshop import Client, client_of
 
 import webapi
@@ -242,21 +240,14 @@ def test_the_form_offers_only_workers_that_take_lists(app: AsyncTask) -> None:
     app.worker(use_task_event=False, name="a-lone-call")(lambda item: None)
     app.export(columns=["sku"], name="an-export")(lambda shard: [])
     text = client_of(app).get("/new").text
-    assert options_of_worker(text) == ["", "anything", "enroll"]
-    assert re.findall('data-worker="([^"]*)"', text) == ["anything", "enroll"]
-
-
-def test_the_only_worker_needs_no_choice(tmp_path: Path) -> None:
-    migrated_file(tmp_path / "ledger.db")
-    with closing(AsyncTask(environ={}, database_url=f"sqlite:///{tmp_path / 'ledger.db'}")) as app:
-        app.worker(name="only")(lambda item: None)
-        text = client_of(app).get("/new").text
-    assert options_of_worker(text) == ["only"]
-    assert '<div data-worker="only">' in text
+    options = re.search('<select id="worker".*?</select>', text)
+    assert options is not None
+    assert re.findall('<option value="([^"]*)">', options[0]) == ["", "anything", "enroll"]
 
 
 def test_the_form_shows_each_worker_with_its_columns(client: Client) -> None:
     text = client.get("/new").get_data(as_text=True)
-    assert '<option value="enroll">' in text
+    assert "<bdi>enroll</bdi>" in text
+    assert 'href="/api/workers/enroll/template.xlsx"' in text
     assert "Quantity" in text
     assert "required" in text

@@ -1,7 +1,7 @@
 // Talking to the server, beyond what asynctask.js does for every frontend: a request without a result is a Refused that says why
 // in words, and polling goes on for as long as the page is open.
 
-import { AsyncTaskError, backoff, request, submit } from "./client/asynctask.js";
+import { AsyncTaskError, backoff, post, request, submit } from "./client/asynctask.js";
 import { show, setText, showProblem } from "./dom.js";
 import { advice, cause, say, together, tongue } from "./words.js";
 
@@ -53,10 +53,35 @@ export async function call(url, { method = "GET", body, has }) {
 export const check = (url) => inWords("none", request(linked(url), { method: "HEAD" }));
 
 /**
- * Sends a list, a FormData with its file, to the `url` of Tasks; `onSent` gets the share that has gone, 0 to 1. Throws Refused.
+ * Sends a list, a FormData with its file, to the `url` of Tasks; `onSent` gets the share that has gone, 0 to 1. Throws Refused, and
+ * the reason of `signal` when that ends it. `effect`: "none" if the list is only checked.
  */
-export const upload = (url, fields, onSent) =>
-  inWords("list", submit(fields, { url: new URL("..", new URL(url, location.href)), onProgress: onSent }));
+export const upload = (url, fields, onSent, { signal = null, effect = "list" } = {}) =>
+  inWords(effect, submit(fields, { url: new URL("..", new URL(url, location.href)), onProgress: onSent, signal }));
+
+/** What the server says of a list that it only looks at, an object with the member `has`; all else as of `upload`. */
+export async function look(url, fields, onSent, { signal, has }) {
+  try {
+    return await inWords("none", post(linked(url), { Accept: "application/json" }, fields, onSent, signal, [has]));
+  } catch (error) {
+    signal.throwIfAborted();
+    throw error;
+  }
+}
+
+/** The file that is the answer to a form; all else as of `upload`. */
+export async function download(url, fields, signal) {
+  let answer;
+  try {
+    answer = await fetch(linked(url), { method: "POST", body: fields, signal });
+    if (answer.ok) return await answer.blob();
+  } catch {
+    signal.throwIfAborted();
+    throw new Refused(new AsyncTaskError(0), "none");
+  }
+  const data = await answer.json().catch(() => null);
+  throw new Refused(new AsyncTaskError(answer.status, data, answer.headers.get("Retry-After")), "none");
+}
 
 // -- What people do ----------------------------------------------------------------------------------------------------
 

@@ -146,10 +146,11 @@ function choice(name, value, text, onChoice) {
 
 const SHOWN = 200;
 
-function errorTable(errors, total) {
+/** Bad rows as a table, with the cells that are at fault. */
+export function errorTable(errors, total) {
   const rows = errors.slice(0, SHOWN).map((e) =>
     el("tr", {}, el("td", { class: "number" }, e.row ?? ""), el("td", {}, user(e.column)), el("td", {}, user(e.message)),
-      el("td", {}, e.value === null || e.value === undefined ? "" : user(plain(e.value), { class: "user value" }))));
+      el("td", { class: "fault" }, e.value === null || e.value === undefined ? "" : user(plain(e.value), { class: "user value" }))));
   const heads = ["Row", "Column", "Reason", "Value"].map((h, i) => el("th", { scope: "col", class: i === 0 ? "number" : null }, h));
   const table = el("table", {}, el("thead", {}, el("tr", {}, heads)), el("tbody", {}, rows));
   const box = el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Refused rows" }, table);

@@ -71,6 +71,13 @@ export const SKIPPED = {
   refused: "because the items were refused",
 };
 
+/** What a list would become, of the result of its check. */
+export function acceptance({ accepted, rejected }) {
+  if (rejected === 0) return accepted === 1 ? "Its only row will be accepted." : `All ${rows(accepted)} will be accepted.`;
+  if (accepted === 0) return rejected === 1 ? "Its only row is not accepted." : `None of its ${rows(rejected)} is accepted.`;
+  return `${rows(accepted)} will be accepted, ${count(rejected)} not.`;
+}
+
 export const KINDS = { failed: "refused", error: "error" };
 
 export const CALLBACKS = { on_complete: "Called at the end", on_success: "Called if all succeed", on_failure: "Called if any does not" };

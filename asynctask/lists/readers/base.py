@@ -116,6 +116,7 @@ class OpenOptions:
     ``expect``: names that a header may have; empty if the worker declares no items. ``encoding``: of a text, as its sender
     names it. ``report``: the list was accepted before, and is read again for a report. Then a sheet (.xlsx, .ods) is not
     checked before its first row, ``planned`` may be None, and numbers that it shows as percentages are :class:`Percent`.
+    ``header``: the row of the header, None to find it; 0 where only the beginning is wanted, whatever the header is.
     """
 
     sheet: str | None
@@ -123,6 +124,7 @@ class OpenOptions:
     expect: frozenset[str]
     encoding: str | None = None
     report: bool = False
+    header: int | None = None
 
 
 class Source:

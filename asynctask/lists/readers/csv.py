@@ -12,7 +12,7 @@ from typing import Any, Final, Self, TextIO
 from asynctask.errors import InputError, Problem
 from asynctask.lists.readers.base import Limits, OpenOptions, normalise, over_limit, shorten, too_long, trimmed
 from asynctask.lists.readers.encodings import decoded, prove_encoding
-from asynctask.lists.readers.table import FIGURES, HEADER_ROWS, Table, TableSource, Torn, matches
+from asynctask.lists.readers.table import FIGURES, HEADER_ROWS, Table, Torn, matches
 
 DELIMITERS: Final = ",;\t|"
 FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
@@ -36,7 +36,7 @@ class _Text:
 
     def __init__(self, path: Path, encoding: str, options: OpenOptions, delimiters: str) -> None:
         self._path, self._encoding, self._limits = path, encoding, options.limits
-        self._directive, self.delimiter = self._sniff(options.expect, delimiters)
+        self._directive, self.delimiter = self._sniff(options, delimiters)
         self._escape: str | None = None
         if self._has_escapes() and not self._is_sound(None) and self._is_sound(_BACKSLASH):
             self._escape = _BACKSLASH
@@ -62,7 +62,7 @@ class _Text:
                 next(lines, None)
             yield from enumerate(_parsed(lines, taken, self.delimiter, escape, self._limits.max_cell_chars), 1)
 
-    def _sniff(self, expect: frozenset[str], delimiters: str) -> tuple[bool, str]:
+    def _sniff(self, options: OpenOptions, delimiters: str) -> tuple[bool, str]:
         """Whether the first line only names the delimiter (``sep=;``), and the delimiter."""
         with self._path.open(encoding=self._encoding, newline="") as file:
             lines = list(islice(_Lines(file, self._limits), HEADER_ROWS * 2))
@@ -71,9 +71,10 @@ class _Text:
             return True, first[4]
         if lines and lines[0].strip("\r\n").lower() == "sep=\t":
             return True, "\t"
-        wanted = frozenset(map(normalise, expect))
+        wanted = frozenset(map(normalise, options.expect))
         best = max(delimiters, key=lambda each: _score(lines, each, wanted))
-        return False, best if wanted or not _is_one_column(lines, best) else _NO_DELIMITER
+        known = bool(wanted) or options.header is not None
+        return False, best if known or not _is_one_column(lines, best) else _NO_DELIMITER
 
     def _has_escapes(self) -> bool:
         last = ""
@@ -100,26 +101,21 @@ class _Text:
         return escape is None or len(widths) < 2
 
 
-def open_csv(path: Path, options: OpenOptions) -> TableSource:
-    """Opens a delimited text.
+def csv_table(path: Path, options: OpenOptions, delimiters: str = DELIMITERS) -> Table:
+    """A delimited text; its header is not looked for.
 
-    Raises :class:`InputError`: ``encoding``, ``nul_byte``, ``no_header``, ``duplicate_column``, ``invalid_csv``,
-    ``too_large``.
+    Raises :class:`InputError`: ``encoding``, ``nul_byte``, ``no_header``, ``invalid_csv``, ``too_large``.
     """
-    return _open("csv", DELIMITERS, path, options)
-
-
-def open_tsv(path: Path, options: OpenOptions) -> TableSource:
-    """Opens a tab-separated text; one without a tab as :func:`open_csv`."""
-    return _open("tsv", "\t", path, options) if _has_tab(path) else open_csv(path, options)
-
-
-def _open(name: str, delimiters: str, path: Path, options: OpenOptions) -> TableSource:
     encoding = prove_encoding(path, options.encoding, options.expect)
     if options.limits.max_cell_chars > csv.field_size_limit():
         csv.field_size_limit(options.limits.max_cell_chars)
     text = _Text(path, encoding, options, delimiters)
-    return TableSource(name, Table(text.records), options, text.delimiter)
+    return Table(text.records, delimiter=text.delimiter, encoding=encoding)
+
+
+def tsv_table(path: Path, options: OpenOptions) -> Table:
+    """A tab-separated text; one without a tab as :func:`csv_table`."""
+    return csv_table(path, options, "\t" if _has_tab(path) else DELIMITERS)
 
 
 def _has_tab(path: Path) -> bool:

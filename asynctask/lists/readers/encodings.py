@@ -50,7 +50,7 @@ _NAMES: Final = {
     "utf-32-be": "utf-32-be utf-32be",
 }
 _CODECS: Final = {name: codec for codec, names in _NAMES.items() for name in names.split()}
-_OFFERED: Final = "utf-8, utf-16, gb18030, cp932, euc-jp, big5, cp949, cp1252"
+OFFERED: Final = ("utf-8", "utf-16", "gb18030", "cp932", "euc-jp", "big5", "cp949", "cp1252")
 _REMEDY: Final = "save it as 'CSV UTF-8', or say which encoding it is in with the option encoding"
 _CONTROLS: Final = re.compile("[\x00-\x08\x0e-\x1f\ufffe\uffff\ue000-\uf8ff]")
 _SECOND_CONTROLS: Final = re.compile("[\x80-\x9f]")
@@ -86,9 +86,8 @@ def known_encoding(name: str) -> str:
 
 def encoding_names(near: str) -> str:
     """The encodings to offer instead of the unknown name ``near``: the nearest first, then the usual ones."""
-    usual = _OFFERED.split(", ")
     found = difflib.get_close_matches(near[:40].strip().lower().replace("_", "-"), _CODECS, n=1)
-    return ", ".join(dict.fromkeys([*found, *usual]))
+    return ", ".join(dict.fromkeys([*found, *OFFERED]))
 
 
 def prove_encoding(path: Path, named: str | None = None, expect: Collection[str] = ()) -> str:

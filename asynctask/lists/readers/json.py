@@ -36,7 +36,7 @@ T = TypeVar("T")
 class JsonSource(Source):
     """Items of a JSON text, whose file is open only while they are read."""
 
-    def __init__(self, name: str, items: Callable[[], Iterator[RawRow]], planned: int) -> None:
+    def __init__(self, name: str, items: Callable[[], Iterator[RawRow]], planned: int | None) -> None:
         self.format, self._items, self.planned = name, items, planned
 
     def rows(self, after: int = 0) -> Iterator[RawRow]:
@@ -45,7 +45,8 @@ class JsonSource(Source):
 
 
 def open_json(path: Path, options: OpenOptions) -> JsonSource:
-    """Opens a JSON file. The whole of it is parsed once first, so that a broken one is refused before any item is used.
+    """Opens a JSON file. The whole of it is parsed once first, so that a broken one is refused before any item is used,
+    unless only its beginning is wanted (``options.header`` is 0).
 
     Raises :class:`InputError`: ``invalid_json``, ``too_deep``, ``encoding``, ``nul_byte``, ``too_large``.
     """
@@ -55,6 +56,8 @@ def open_json(path: Path, options: OpenOptions) -> JsonSource:
         for number, piece in enumerate(items_of(_utf8(path, codec), limits), 1):
             yield _item(number, piece, limits)
 
+    if options.header == 0:
+        return JsonSource("json", items, None)
     count = 0
     for count, _ in enumerate(items(), 1):
         if count > limits.max_rows:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection
+from contextlib import closing
+from itertools import islice
 from pathlib import Path, PurePath
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import orjson
 
 from asynctask.errors import UnsupportedFormat
 from asynctask.lists.readers.base import Limits, OpenOptions, Source, over_limit
-from asynctask.lists.readers.csv import open_csv, open_tsv
+from asynctask.lists.readers.csv import csv_table, tsv_table
 from asynctask.lists.readers.encodings import bytes_of, head_text
 from asynctask.lists.readers.json import open_json, open_ndjson
 from asynctask.lists.readers.ods import MIMETYPE, ods_sheets, ods_table
@@ -22,24 +24,21 @@ from asynctask.lists.readers.xlsx import xlsx_sheets, xlsx_table
 
 
 class Format(NamedTuple):
-    """A readable format: ``title`` for people, its ``suffixes``, what opens it, and what lists its visible ``sheets``."""
+    """A readable format: ``title`` for people, its ``suffixes``, what opens it (a table's header is not found yet), and
+    what lists its visible ``sheets``."""
 
     title: str
     suffixes: tuple[str, ...]
-    open: Callable[[Path, OpenOptions], Source]
+    open: Callable[[Path, OpenOptions], Table | Source]
     sheets: Callable[[Path, Limits], list[str]] | None = None
 
 
-def _sheet_of(name: str, table: Callable[[Path, OpenOptions], Table]) -> Callable[[Path, OpenOptions], Source]:
-    return lambda path, options: TableSource(name, table(path, options), options)
-
-
 FORMATS: Final = {
-    "xlsx": Format("Excel workbooks", (".xlsx", ".xlsm"), _sheet_of("xlsx", xlsx_table), xlsx_sheets),
-    "xls": Format("old Excel workbooks", (".xls",), _sheet_of("xls", xls_table), xls_sheets),
-    "ods": Format("OpenDocument spreadsheets", (".ods",), _sheet_of("ods", ods_table), ods_sheets),
-    "csv": Format("CSV text", (".csv", ".txt"), open_csv),
-    "tsv": Format("tab-separated text", (".tsv", ".tab"), open_tsv),
+    "xlsx": Format("Excel workbooks", (".xlsx", ".xlsm"), xlsx_table, xlsx_sheets),
+    "xls": Format("old Excel workbooks", (".xls",), xls_table, xls_sheets),
+    "ods": Format("OpenDocument spreadsheets", (".ods",), ods_table, ods_sheets),
+    "csv": Format("CSV text", (".csv", ".txt"), csv_table),
+    "tsv": Format("tab-separated text", (".tsv", ".tab"), tsv_table),
     "json": Format("JSON lists", (".json",), open_json),
     "ndjson": Format("JSON lines", (".ndjson", ".jsonl"), open_ndjson),
 }
@@ -54,22 +53,68 @@ def open_source(
     expect: Collection[str] = (),
     encoding: str | None = None,
     report: bool = False,
+    header: int | None = None,
 ) -> Source:
     """Opens a list. Close the result, or use it in a ``with``.
 
     Arguments: ``path``, the file; ``filename``, the name it was sent under (a tie-breaker, never a path); ``sheet``, the
     sheet of a workbook, by default the first visible one with rows; ``limits``; ``expect``, names that a header may have,
-    which tell the header row from titles above it; ``encoding`` of a text, by default detected; ``report`` as of
-    :class:`~asynctask.lists.readers.base.OpenOptions`.
+    which tell the header row from titles above it; ``encoding`` of a text, by default detected; ``report`` and ``header``
+    as of :class:`~asynctask.lists.readers.base.OpenOptions`.
 
     Raises :class:`UnsupportedFormat` (415) for an unreadable format, :class:`TooLarge` (413) beyond a limit,
     :class:`InputError` (422) for any other fault. docs/reference/sheets.md lists the codes.
     """
-    size = path.stat().st_size
+    options = OpenOptions(sheet, limits, frozenset(expect), encoding, report, header)
+    name, found = _opened(path, filename, options)
+    return TableSource(name, found, options) if isinstance(found, Table) else found
+
+
+def _opened(path: Path, filename: str, options: OpenOptions) -> tuple[str, Table | Source]:
+    """A list and the name of its format."""
+    limits, size = options.limits, path.stat().st_size
     if size > limits.max_file_bytes:
         raise over_limit(f"the file has {size:,} bytes", "max_file_bytes", limits.max_file_bytes)
-    options = OpenOptions(sheet, limits, frozenset(expect), encoding, report)
-    return FORMATS[_sniff(path, filename, limits)].open(path, options)
+    name = _sniff(path, filename, limits)
+    return name, FORMATS[name].open(path, options)
+
+
+class Head(NamedTuple):
+    """The beginning of a list: its ``format``; its ``sheet``, or the ``encoding`` of a text; and its first non-empty rows,
+    of JSON its first items, with their numbers."""
+
+    format: str
+    sheet: str | None
+    encoding: str | None
+    rows: list[tuple[int, Any]]
+
+    @property
+    def is_table(self) -> bool:
+        """Whether the list has columns; JSON has none."""
+        return FORMATS[self.format].open not in (open_json, open_ndjson)
+
+
+HEAD_ROWS: Final = 60
+
+
+def read_head(
+    path: Path,
+    filename: str,
+    *,
+    sheet: str | None = None,
+    limits: Limits,
+    expect: Collection[str] = (),
+    encoding: str | None = None,
+) -> Head:
+    """The beginning of a list, with its header among the rows. Arguments and errors as of :func:`open_source`."""
+    options = OpenOptions(sheet, limits, frozenset(expect), encoding, report=True, header=0)
+    name, found = _opened(path, filename, options)
+    if isinstance(found, Table):
+        with closing(found):
+            rows = [(number, list(cells)) for number, cells in islice(found.cells(), HEAD_ROWS)]
+        return Head(name, found.sheet_name, found.encoding, rows)
+    with found:
+        return Head(name, None, None, [(row.number, row.values) for row in islice(found.rows(), HEAD_ROWS)])
 
 
 def sheet_names(path: Path, filename: str, limits: Limits) -> list[str]:

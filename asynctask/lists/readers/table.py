@@ -25,12 +25,14 @@ class Torn(list[Any]):
 
 class Table(NamedTuple):
     """A sheet before its header is found: cells, its name, the number of non-empty rows (None if unknown), and what closes
-    its workbook."""
+    its workbook. A text has a ``delimiter`` and an ``encoding``."""
 
     cells: Cells
     sheet_name: str | None = None
     filled: int | None = None
     close: Callable[[], None] = lambda: None
+    delimiter: str | None = None
+    encoding: str | None = None
 
 
 class TableSource(Source):
@@ -41,13 +43,13 @@ class TableSource(Source):
     Raises :class:`InputError`: ``no_header``, ``duplicate_column``, ``too_large``.
     """
 
-    def __init__(self, name: str, table: Table, options: OpenOptions, delimiter: str | None = None) -> None:
-        self.format, self.sheet_name, self.delimiter = name, table.sheet_name, delimiter
+    def __init__(self, name: str, table: Table, options: OpenOptions) -> None:
+        self.format, self.sheet_name, self.delimiter = name, table.sheet_name, table.delimiter
         self._cells: Cells | None = table.cells
         self._limits, self._close = options.limits, table.close
         try:
-            first = list(islice(table.cells(), HEADER_ROWS))
-            self._header = find_header(first, options.expect, options.limits)
+            first = list(islice(table.cells(), HEADER_ROWS if options.header is None else options.header))
+            self._header = find_header(first, options.expect, options.limits, options.header)
             self.headers, self.places = self._header.headers, self._header.places
             if table.filled is not None:
                 self.planned = table.filled - sum(number <= self._header.number for number, _ in first)
@@ -152,17 +154,24 @@ class Header:
         return Problem(number, None, "too_many_cells", text, shorten(str(cell)))
 
 
-def find_header(rows: Sequence[tuple[int, Sequence[Any]]], expect: frozenset[str], limits: Limits) -> Header:
+def find_header(
+    rows: Sequence[tuple[int, Sequence[Any]]], expect: frozenset[str], limits: Limits, number: int | None = None
+) -> Header:
     """The header among the first rows of a sheet.
 
     Arguments: ``rows``, about the first :data:`HEADER_ROWS` rows with their numbers, text cells stripped and empty ones
-    None; ``expect``, the names known to the worker.
+    None; ``expect``, the names known to the worker; ``number``, the row of the header if its sender names it.
 
     The header is the first of the rows with most expected names; without expected names, the first row with two or more
     texts (one, in a sheet of one column). Raises :class:`InputError` ``no_header`` if there is none,
     ``duplicate_column`` for a name over two columns, :class:`TooLarge` for too many columns.
     """
-    chosen = _most_expected(rows, expect) if expect else _first_texts(rows)
+    if number is not None:
+        chosen = next((row for row in rows if row[0] == number), None)
+        if chosen is None:
+            raise refused_header(number)
+    else:
+        chosen = _most_expected(rows, expect) if expect else _first_texts(rows)
     if chosen is None:
         raise _no_header(rows, expect)
     number, cells = chosen
@@ -174,6 +183,15 @@ def find_header(rows: Sequence[tuple[int, Sequence[Any]]], expect: frozenset[str
     names = tuple(None if cell is None else " ".join(str(cell).split()) for cell in cells[: last + 1])
     _refuse_duplicates(number, names)
     return Header(number, names)
+
+
+def refused_header(number: int) -> InputError:
+    """The error for a row that cannot be the header, because it is empty or does not exist."""
+    return InputError(
+        f"row {number} (header_row) has no cells, so it is not the header; give the number of the row with the names of the"
+        " columns",
+        code="empty_header",
+    )
 
 
 def matches(cells: Sequence[Any], expect: frozenset[str]) -> int:

@@ -114,7 +114,7 @@ function formOf(list, options) {
 const told = (form) => JSON.stringify([...form].map(([n, v]) => (v.name ? [n, v.name, v.size, v.lastModified] : [n, v])));
 
 /** XMLHttpRequest, because fetch does not say how much of a body has gone. */
-async function post(url, headers, body, onProgress, signal) {
+export async function post(url, headers, body, onProgress, signal, has = ["links", "dry_run"]) {
   const sending = new XMLHttpRequest();
   sending.open("POST", url);
   sending.withCredentials = true;
@@ -127,7 +127,7 @@ async function post(url, headers, body, onProgress, signal) {
     sending.send(body);
   });
   signal?.removeEventListener("abort", stop);
-  return taken(sending.status, sending.responseText, sending.getResponseHeader("Retry-After"), ["links", "dry_run"]);
+  return taken(sending.status, sending.responseText, sending.getResponseHeader("Retry-After"), has);
 }
 
 export async function submit(list, { url = HOME, worker, token, fields, idempotencyKey, onProgress, signal } = {}) {
