@@ -1,4 +1,5 @@
-"""Who may do what: the rights, the users that have them, and signed links, which carry rights on one Task."""
+"""Who may do what: the rights, the users that have them, signed links, which carry rights on one Task, and the sessions of
+browsers."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import base64
 import hashlib
 import hmac
 import re
+from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -84,7 +86,8 @@ def _is_line(text: object, longest: int) -> bool:
 
 _LINK: Final = re.compile(r"([1-9][0-9]{0,18})\.(rc?)\.([1-9][0-9]{0,11})\.[A-Za-z0-9_-]{43}")
 _LETTERS: Final = {"r": frozenset({"read"}), "rc": LINKABLE}
-_PURPOSE: Final = b"asynctask link 1\0"
+_OF_LINK: Final = b"asynctask link 1\0"
+_OF_SESSION: Final = b"asynctask session 1\0"
 
 
 class Link(NamedTuple):
@@ -98,18 +101,37 @@ class Link(NamedTuple):
 def sign(link: Link, secret: str) -> str:
     """The text of a link, of characters that need no escape in a URL. ``rights``: ``read``, or ``read`` and ``control``."""
     letters = "rc" if "control" in link.rights else "r"
-    return _signed(f"{link.task_id}.{letters}.{link.expires_at}", secret)
+    return _signed(f"{link.task_id}.{letters}.{link.expires_at}", secret.encode(), _OF_LINK)
 
 
 def read_link(text: str, secret: str) -> Link | None:
     """What the text permits, if it was signed with this secret, also when it has expired; else None."""
     if not secret or (parts := _LINK.fullmatch(text)) is None:
         return None
-    if not hmac.compare_digest(_signed(text.rpartition(".")[0], secret).encode(), text.encode()):
+    if not hmac.compare_digest(_signed(text.rpartition(".")[0], secret.encode(), _OF_LINK).encode(), text.encode()):
         return None
     return Link(int(parts[1]), _LETTERS[parts[2]], int(parts[3]))
 
 
-def _signed(said: str, secret: str) -> str:
-    mac = hmac.digest(secret.encode(), _PURPOSE + said.encode(), hashlib.sha256)
+# -- sessions: a browser keeps no token, but the proof that it was known, until a time
+
+_SESSION: Final = re.compile(r"([1-9][0-9]{0,11})\.[A-Za-z0-9_-]{43}")
+
+
+def sign_session(expires_at: int, key: bytes) -> str:
+    """The text of a session that ends at ``expires_at``, in seconds since 1970. ``key``: made of the user's token, so that
+    every web process knows the session, and it ends with the token."""
+    return _signed(str(expires_at), key, _OF_SESSION)
+
+
+def read_session(text: str, keys: Iterable[bytes]) -> tuple[int, bytes] | None:
+    """The end of a session, also one that has ended, and the key that it was signed with, if it is one of these."""
+    if (parts := _SESSION.fullmatch(text)) is None:
+        return None
+    found = [key for key in keys if hmac.compare_digest(_signed(parts[1], key, _OF_SESSION).encode(), text.encode())]
+    return (int(parts[1]), found[0]) if found else None
+
+
+def _signed(said: str, key: bytes, purpose: bytes) -> str:
+    mac = hmac.digest(key, purpose + said.encode(), hashlib.sha256)
     return f"{said}.{base64.urlsafe_b64encode(mac).decode().rstrip('=')}"

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, over
 
 from asynctask.access import LINKABLE, MAX_LINK_S, Link, sign
 from asynctask.brokers.admin import MAX_PAGE
-from asynctask.clock import SECOND, Clock, Ids, SystemClock, SystemIds, micros, rfc3339
+from asynctask.clock import SECOND, Clock, Ids, SystemClock, SystemIds, from_datetime, micros, rfc3339
 from asynctask.config import HOW_TO_MAKE_ONE, WHSEC_FORM, check_setting, load
 from asynctask.core.transitions import CALLBACKS, MERGE
 from asynctask.errors import AsyncTaskError, ConfigError, InputError, NoLinks, UnknownWorker
@@ -30,11 +30,13 @@ from asynctask.integrations.remote import JobRecord, Recorded, RemoteWorkers, Re
 from asynctask.iterable import Iterable
 from asynctask.job import GENERATOR, CurrentJob, in_this_process, refuse_work, work_of
 from asynctask.ledger import doctor as doctors
+from asynctask.ledger import history as minutes
 from asynctask.ledger import processes as recovery
 from asynctask.ledger import progress, queries, standalone
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.foreign import engine_of
+from asynctask.ledger.history import By, History, Step
 from asynctask.ledger.progress import Changed
 from asynctask.ledger.purge import Old, Purge, Purged, count_old
 from asynctask.ledger.rates import declared as declared_rates
@@ -931,6 +933,8 @@ class AsyncTask(OnDemand):
         self,
         *,
         ids: Collection[int] | None = None,
+        group: str | None = None,
+        since: datetime | None = None,
         state: str | None = None,
         worker: str | None = None,
         owner: str | None = None,
@@ -939,14 +943,21 @@ class AsyncTask(OnDemand):
         limit: int = 50,
         take: queries.Take = list,
     ) -> list[Any]:
-        """Progress objects, newest first, of the Tasks that match. ``parent``: only children of this Task; ``after``: the
-        last id of the previous page; ``take`` as in :class:`TaskHandle`."""
+        """Progress objects, newest first, of the Tasks that match. ``group``: ``running`` (not done), ``finished``, or
+        ``attention``: with rows that failed or were not accepted and have not succeeded since in a correction, or with a
+        list, a callback or a limit of failures that needs a person; of the last 10,000 Tasks, and of older ones that are
+        not done. ``since``: submitted at this time or later; ``parent``: only children of this Task; ``after``: the last id
+        of the previous page; ``take`` as in :class:`TaskHandle`. Raises :class:`InputError` for an unknown group."""
+        if group not in (None, *progress.GROUPS):
+            raise InputError(f"group must be {', '.join(progress.GROUPS)}, not {str(group)[:80]!r}", code="invalid_option")
         core = self._made()
         return take(
             progress.progress_page(
                 core.ledger.database,
                 core.ledger.now(),
                 ids=ids,
+                group=group,
+                since=None if since is None else from_datetime(since),
                 state=state,
                 worker=worker,
                 owner=owner,
@@ -1017,6 +1028,26 @@ class AsyncTask(OnDemand):
         """Every registered process, as a dict of its columns."""
         with self._made().ledger.database.read() as connection:
             return recovery.list_processes(connection)
+
+    def history(
+        self,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        *,
+        step: Step | None = None,
+        queue: str | None = None,
+        worker: str | None = None,
+        by: By | None = None,
+    ) -> History:
+        """What ended in each step of a span, with the run times, and what waited.
+
+        ``since``: an hour ago by default; ``step``: by default the shortest with at most 500 points; ``queue`` and
+        ``worker`` choose; ``by``: a series for each ``queue`` or ``worker``, instead of one for all. Raises
+        :class:`InputError`, LedgerUnavailable.
+        """
+        begin, end = minutes.moment("since", since), minutes.moment("until", until)
+        ledger = self._made().ledger
+        return minutes.read(ledger, since=begin, until=end, step=step, queue=queue, worker=worker, by=by)
 
     def check_ready(self) -> None:
         """Raises :class:`Unavailable` if a submission could not be stored: the database accepts no write, or the file

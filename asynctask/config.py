@@ -50,7 +50,12 @@ _BUCKET: Final = re.compile(r"(?!(?:file|local|https?|s?ftp|ssh)://)[a-z][a-z0-9
 _URLS: Final = frozenset({"database_url", "broker_url", "results_url"})
 WEB_PREFIX: Final = re.compile(r"(?=.{2,200}\Z)(?:/(?!\.{1,2}(?:/|\Z))[A-Za-z0-9._~-]+)+")
 """A path before those of the web server, without characters that are special in a URL, a header or HTML."""
-WEB_PATHS: Final = frozenset({"api", "docs", "healthz", "jobs", "metrics", "openapi.json", "readyz", "static", "tasks"})
+WEB_PATHS: Final = frozenset(
+    {
+        "api", "docs", "failures", "healthz", "jobs", "login", "logout", "metrics", "new", "openapi.json", "queues",
+        "readyz", "schedules", "static", "tasks", "workers",
+    }
+)  # fmt: skip
 """First segments of the web server's own paths."""
 _UNIX: Final = "unix:"
 _TRUSTED_UNIX: Final = "unix"
@@ -189,6 +194,7 @@ class Config:
         low=0,
         high=36_500,
     )
+    history_days: float = _field(7.0, "Days for which the history is kept: the counts of each minute.", low=1, high=400)
 
     split_cpu_s: int = _field(
         300,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 DURATIONS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
@@ -72,3 +73,36 @@ class Figures:
             "flushes": self.flushes.as_list(),
             "claims": self.claims.as_list(),
         }
+
+
+Minute = tuple[int, str, str]
+"""When a minute began (microseconds), a queue and a worker."""
+
+MOST_ROWS: Final = 1_000
+"""Rows of :class:`Minutes` that have not been written yet; further ones are summed as :data:`OTHERS`."""
+
+
+class Minutes:
+    """What has ended in this process and is not in the history yet: the counts of each queue and worker in each minute.
+
+    The recorder adds, and the heartbeat takes and writes (:mod:`asynctask.ledger.history`).
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._rows: dict[Minute, Sequence[int]] = {}
+
+    def add(self, rows: Mapping[Minute, Sequence[int]]) -> None:
+        """Adds counts; all rows have the same number of them."""
+        with self._lock:
+            for key, more in rows.items():
+                is_known = key in self._rows or len(self._rows) < MOST_ROWS
+                kept = key if is_known else (key[0], OTHERS, OTHERS)
+                known = self._rows.get(kept)
+                self._rows[kept] = more if known is None else [a + b for a, b in zip(known, more, strict=True)]
+
+    def take(self) -> dict[Minute, Sequence[int]]:
+        """Returns and clears all rows."""
+        with self._lock:
+            rows, self._rows = self._rows, {}
+        return rows

@@ -28,9 +28,9 @@ from asynctask.lists.cleaning import Cleaning
 from asynctask.logs import get_logger
 from asynctask.sidekiq.copies import poisoned
 
-EVERY_S: Final = {"find_lost": 10.0, "recover_strays": 10.0, "clear_uploads": 3_600.0}
+EVERY_S: Final = {"find_lost": 10.0, "recover_strays": 10.0, "history": 30.0, "clear_uploads": 3_600.0}
 """Smallest number of seconds between two runs of a step. A job that two searches do not find is lost, because no job is in
-transit for so long; stored lists that no Task needs are rare."""
+transit for so long; each minute of the history has a sample; stored lists that no Task needs are rare."""
 
 SAMPLE_S = 5.0
 """Seconds between two samples of a Task, for its rate and chart."""
@@ -45,7 +45,7 @@ _RECOVERY_RESTS_S: Final = 1.0
 _AWAY_RESTS_S: Final = 10.0
 """Longest pause, in seconds, after a step that got no answer, because waiting for an answer is no work."""
 
-_ALWAYS: Final = ("recover_strays", "clear_uploads", "purge")
+_ALWAYS: Final = ("recover_strays", "history", "clear_uploads", "purge")
 """Steps that find their work themselves, because the query for work does not cover it."""
 
 _WORK: Final = ("rejoin", "change_rows")
@@ -59,7 +59,8 @@ class Maintenance:
     """Recovers dead processes, pauses failing Tasks, closes finished ones, resumes stalled splits, continues bulk edits,
     finds lost copies, takes samples, and removes stored lists.
 
-    ``resume_split`` continues the split of a Task in a way that suits this process; ``cleaning`` removes stored lists.
+    ``resume_split`` continues the split of a Task in a way that suits this process; ``keep_history`` samples what waits and
+    removes what is old; ``cleaning`` removes stored lists.
     ``engines``: the attached engines by name. ``every_s``: seconds between two rounds while a Task is open. ``waker``
     reports new work for maintenance. ``ticker``: submits the Tasks of schedules, beside the leader, too.
     """
@@ -72,6 +73,7 @@ class Maintenance:
         controls: TaskControls,
         *,
         resume_split: Callable[[int], None],
+        keep_history: Callable[[], object],
         cleaning: Cleaning,
         ticker: Ticker,
         waker: Waker,
@@ -96,6 +98,7 @@ class Maintenance:
             "close": self.close,
             "find_lost": self.find_lost,
             "sample": self.sample,
+            "history": keep_history,
             "clear_uploads": cleaning.clear_uploads,
             "purge": cleaning.purge,
         }

@@ -38,7 +38,7 @@ from asynctask.dispatch.outbox import Router
 from asynctask.errors import BrokerUnavailable, Conflict, InputError, NormalException, NotFound, OtherEngine
 from asynctask.integrations.base import EARLY_S, Engine
 from asynctask.job import refuse_work
-from asynctask.ledger import additions, lending, queries, rates, tasks
+from asynctask.ledger import additions, history, lending, queries, rates, tasks
 from asynctask.ledger import processes as recovery
 from asynctask.ledger import progress as progress_rows
 from asynctask.ledger.base import chunks, loads
@@ -361,6 +361,12 @@ class Operations:
             }
 
         return [shown(name) for name in sorted(names, key=lambda name: (engine_of(name) is not None, name))]
+
+    def keep_history(self, keep_s: float) -> None:
+        """Adds what waits in each queue to the history, and removes a part of what is older than ``keep_s`` seconds; for
+        maintenance."""
+        history.sample(self._ledger, {each["name"]: each["waiting"] for each in self.queues()})
+        history.purge(self._ledger, keep_s)
 
     def _ledger_queues(self, now: int) -> tuple[dict[str, QueueFacts], dict[str, dict[str, int]]]:
         """Without Redis, the queues in which untracked jobs wait in the ledger; and by queue and worker how many of them no

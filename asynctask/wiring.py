@@ -365,6 +365,7 @@ class OnDemand(ABC):
             core.host,
             core.services.control,
             resume_split=self.resume_split,
+            keep_history=lambda: self.operations.keep_history(config.history_days * 86_400),
             cleaning=cleaning,
             ticker=Ticker(self.schedules, ledger, self.ids),
             waker=core.signals.waker(),

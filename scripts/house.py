@@ -33,9 +33,12 @@ NOT_KERNEL = {
     "asynctask.middleware.contrib",
     *(
         f"asynctask.ledger.{name}"
-        for name in ("queries", "progress", "doctor", "purge", "corrections", "children", "schedules", "rates", "additions")
+        for name in (
+            "queries", "progress", "doctor", "purge", "corrections", "children", "schedules", "rates", "additions",
+            "history",
+        )
     ),
-}
+}  # fmt: skip
 
 Function = tuple[Path, str]
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any, Final
+
 from apiflask import APIFlask
 
 from asynctask._version import __version__
 from asynctask.access import User
 from asynctask.app import AsyncTask
-from webapi import access, openapi, operations, pages, problems, reading, reports, security, tasks, workers
+from webapi import access, caching, openapi, operations, pages, problems, reading, reports, security, tasks, workers
 from webapi.context import EXTENSION, Slots, register_slots
 
 __all__ = ["User", "create_app"]
+
+_NO_FILES: Final[Any] = {"static_folder": None}
+"""Flask serves no files by itself (:mod:`webapi.caching` does); APIFlask does not declare that it may be told so."""
 
 
 def create_app(
@@ -33,8 +38,9 @@ def create_app(
 
     It starts nothing: call ``app.start_services()`` in the process that answers, see :mod:`webapi.server`.
     """
-    flask_app = APIFlask("webapi", title="AsyncTask", version=__version__, docs_path=None, spec_path=None)
+    flask_app = APIFlask("webapi", title="AsyncTask", version=__version__, docs_path=None, spec_path=None, **_NO_FILES)
     flask_app.extensions[EXTENSION] = app
+    caching.register(flask_app)
     reading.register(flask_app, app)
     problems.register(flask_app)
     security.register_hosts(flask_app, app.config, app.config.host if host is None else host)

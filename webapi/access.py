@@ -34,7 +34,7 @@ class ReadOnly(Forbidden):
     code = "read_only"
 
 
-SUBMITS: Final = frozenset({"tasks.create", "tasks.add", "tasks.seal", "exports.export", "workers.create_job"})
+SUBMITS: Final = frozenset({"tasks.create", "tasks.add", "tasks.seal", "exports.export", "workers.create_job", "pages.new"})
 CONTROLS: Final = frozenset(
     {
         "tasks.update",
@@ -43,13 +43,13 @@ CONTROLS: Final = frozenset(
         *(f"operations.jobs_{a.name}" for a in ACTIONS if a.on == "jobs"),
     }
 )
-OWN: Final = frozenset({"tasks.index", "tasks.create", "exports.export", "pages.home"})
+OWN: Final = frozenset({"tasks.index", "tasks.create", "exports.export", "pages.home", "pages.new"})
 """Endpoints without a Task or a job in their path that answer a user of one owner, with the Tasks of that owner."""
 
 PUBLIC: Final = frozenset(
     {
-        "static", "openapi.spec", "pages.docs", "health.healthz", "health.readyz", "workers.index",
-        "workers.template_as_xlsx", "workers.template_as_csv",
+        "static", "openapi.spec", "pages.docs", "pages.login", "pages.sign_in", "pages.sign_out", "health.healthz",
+        "health.readyz", "workers.index", "workers.template_as_xlsx", "workers.template_as_csv",
     }
 )  # fmt: skip
 """Endpoints that show nothing of any Task."""

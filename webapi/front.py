@@ -352,6 +352,7 @@ class Front:
             if changed and not followed.ended and progress is not None and not wanted.is_own:
                 body = followed.made(_poll_body, wanted.root)
                 own = {"content-length": str(len(body)), "etag": f'W/"{followed.tag}"', "retry-after": None}
+                own["content-encoding"] = None  # of the object that the client has
                 if not progress["done"]:
                     own["retry-after"] = retry_after(progress)
                 headers = [(name, value) for name, value in answer.headers if name.lower() not in own]

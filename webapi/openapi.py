@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
+import shlex
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final, cast
+from urllib.parse import quote
 
 from apiflask import APIBlueprint, APIFlask
 from flask import Response, current_app, request
@@ -13,7 +17,7 @@ from asynctask.app import AsyncTask
 from asynctask.lists.options import NAME_SCHEMA, NAMES, NUL_FREE, CommonOptions
 from asynctask.lists.readers.opening import FORMATS
 from asynctask.worker import Worker
-from webapi.context import json_response
+from webapi.context import json_response, json_text
 from webapi.problems import MEDIA_TYPE
 from webapi.shapes import DryRunResult, FileSubmission, JobsSubmission, JsonSubmission, ProblemDetails
 from webapi.tasks import KEY_PATTERN, RAW
@@ -30,7 +34,7 @@ _SHEETS: Final = (
     "application/vnd.ms-excel",
     "application/vnd.oasis.opendocument.spreadsheet",
 )
-_COMMON_RESPONSES: Final = {
+COMMON_RESPONSES: Final = {
     "400": "The request cannot be read",
     "403": "The user lacks the right, or the request is a page's of another site",
     "408": "The request came too slowly",
@@ -41,6 +45,21 @@ _COMMON_RESPONSES: Final = {
     "503": "Come again after `Retry-After`",
 }
 """Responses possible for any request."""
+
+_KEYS: Final = {"keys": ["6b0ad8056e2128031f041299"]}
+_BODIES: Final[Mapping[str, Any]] = {
+    "addItems": {"items": [{"sku": "A-1"}]},
+    "changeRate": {"rate": "5/s"},
+    "changeSchedule": {"enabled": False},
+    "linkTask": {"rights": ["read"], "expires_in": 86_400},
+    "recordJob": {"status": "finish", "message": "enrolled"},
+    "recordJobs": {"records": [{"job_id": "6b0ad8056e2128031f041299", "status": "finish", "message": "enrolled"}]},
+    "updateTask": {"parallel": 8, "interval": 0.5},
+}
+"""Examples of bodies, by the id of the operation; a submission's is of the application's own workers."""
+
+_NAMED: Final = {"processes": "host:4711:5f0c9a", "queues": "default", "rates": "partner-api", "schedules": "nightly"}
+"""Examples of names, by what is named."""
 
 _PROBLEM: Final = {MEDIA_TYPE: {"schema": {"$ref": _REF.format(model="ProblemDetails")}}}
 
@@ -92,10 +111,13 @@ def _complete(app: AsyncTask, spec: dict[str, Any] | str) -> dict[str, Any] | st
             "type": "string", "enum": sorted(_takes_lists(app)), "description": worker["description"]
         }  # fmt: skip
         schemas["JsonSubmission"] = _for_each_worker(app, schemas)
+    spec["tags"] = list({each["name"]: each for each in spec.get("tags", ())}.values())
+    bodies = {**_BODIES, **_submissions(app)}
     for path, operations in spec["paths"].items():
         for method, operation in operations.items():
             if method in _METHODS:
                 _complete_operation(path, method, operation)
+                _add_examples(app, path, operation, bodies)
     if app.config.tokens:
         schemes = {name: {"type": "http", "scheme": name} for name in ("bearer", "basic")}
         spec["components"]["securitySchemes"] = schemes
@@ -104,7 +126,7 @@ def _complete(app: AsyncTask, spec: dict[str, Any] | str) -> dict[str, Any] | st
         schemes = spec["components"].setdefault("securitySchemes", {})
         schemes["link"] = {"type": "apiKey", "in": "query", "name": "link", "description": "A link to one Task."}
     submit = spec["paths"]["/api/tasks"]["post"]
-    submit["requestBody"] = _submission_body()
+    submit["requestBody"] = _submission_body(bodies["submitTask"])
     for each in submit["parameters"]:
         _name_callbacks(app, {each["name"]: each["schema"]})
     for each in (submit, spec["paths"]["/api/exports"]["post"]):
@@ -239,11 +261,11 @@ def _without_null(field: dict[str, Any]) -> dict[str, Any]:
     return {**{name: part for name, part in field.items() if name not in ("anyOf", "default")}, **kinds[0]}
 
 
-def _submission_body() -> dict[str, Any]:
+def _submission_body(example: dict[str, Any]) -> dict[str, Any]:
     return {
         "required": True,
         "content": {
-            "application/json": {"schema": {"$ref": _REF.format(model="JsonSubmission")}},
+            "application/json": {"schema": {"$ref": _REF.format(model="JsonSubmission")}, "example": example},
             "multipart/form-data": {
                 "schema": {"$ref": _REF.format(model="FileSubmission")},
                 "encoding": {"file": {"contentType": ", ".join(_SHEETS)}},
@@ -272,16 +294,84 @@ def _idempotency_key() -> dict[str, Any]:
     }
 
 
+def _submissions(app: AsyncTask) -> dict[str, Any]:
+    """Examples of submissions to the first worker that takes them; of any name if there is none."""
+    workers, lists = app.workers, _takes_lists(app)
+    name = next(iter(sorted(lists)), "enroll")
+    item = _item_example(lists[name].json_schema() if name in lists else None)
+    shards = next((each for each in sorted(workers) if each not in lists and workers[each].columns), "listing")
+    return {
+        "submitTask": {"worker": name, "items": [item]},
+        "createJob": {"worker": name, "item": item},
+        "submitExport": {"worker": shards, "shards": ["DE", "FR"]},
+    }
+
+
+def _item_example(schema: Mapping[str, Any] | None) -> dict[str, Any]:
+    """An item with the fields that a worker requires, or its first two."""
+    fields: Mapping[str, Any] = (schema or {}).get("properties", {"sku": {"type": "string"}})
+    required = (schema or {}).get("required") or list(fields)[:2]
+    return {name: _value_example(fields[name]) for name in required if name in fields}
+
+
+def _value_example(field: Mapping[str, Any]) -> Any:
+    known = [*field.get("examples", ()), *field.get("enum", ())]
+    if known or "default" in field or "const" in field:
+        return known[0] if known else field.get("const", field.get("default"))
+    kind = next((each for each in field.get("anyOf", ()) if each.get("type") != "null"), field)
+    least = max(1, math.ceil(kind.get("minimum", 1)))
+    by_type = {"integer": least, "number": float(least), "boolean": True, "array": [], "object": {}}
+    by_format = {"date": "2026-12-01", "date-time": "2026-12-01T08:00:00Z"}
+    return by_type.get(str(kind.get("type")), by_format.get(str(kind.get("format")), "A-1"))
+
+
+def _add_examples(app: AsyncTask, path: str, operation: dict[str, Any], bodies: Mapping[str, Any]) -> None:
+    """Gives an operation an example of what has to be sent."""
+    of = path.split("/")[2:3]
+    examples = {"task_id": 7, "job_id": _KEYS["keys"][0], "text": "A-1"}
+    examples["name"] = next((_NAMED[each] for each in of if each in _NAMED), next(iter(sorted(app.workers)), "enroll"))
+    for parameter in operation["parameters"]:
+        if parameter.get("required") and parameter["name"] in examples:
+            parameter["example"] = examples[parameter["name"]]
+    body = operation.get("requestBody", {}).get("content", {}).get("application/json")
+    if body is not None:
+        body["example"] = bodies.get(operation["operationId"], _KEYS)
+
+
+def curl(url: str, method: str, operation: Mapping[str, Any], *, token: bool) -> str:
+    """A command that calls an operation with its examples. ``url``: of its path; ``token``: the server wants one."""
+    asked = []
+    for parameter in operation["parameters"]:
+        if "example" in parameter and parameter["in"] == "path":
+            url = url.replace(f"{{{parameter['name']}}}", quote(str(parameter["example"]), safe=":"))
+        elif "example" in parameter:
+            asked.append(f"{parameter['name']}={quote(str(parameter['example']))}")
+    words = ["curl", *(["-X", method.upper()] if method not in ("get", "post") else [])]
+    media = next(iter(operation["responses"].get("200", {}).get("content", {"application/json": {}})))
+    words += {"text/event-stream": ["-N"], "application/json": [], "text/plain": []}.get(media, ["-OJ"])
+    words.append(shlex.quote(url + ("?" + "&".join(asked) if asked else "")))
+    if token:
+        words.append('-H "Authorization: Bearer $SECRET"')
+    if "requestBody" in operation:
+        text = json_text(operation["requestBody"]["content"]["application/json"]["example"]).decode()
+        words += ["-H 'Content-Type: application/json'", "-d", shlex.quote(text)]
+    elif method == "post":
+        words.insert(1, "-X POST")
+    return " ".join(words)
+
+
 def _complete_operation(path: str, method: str, operation: dict[str, Any]) -> None:
     responses = operation["responses"]
     if operation.get("parameters") or "requestBody" in operation or path == "/api/tasks":
         responses.setdefault("422", {"description": "Something in the request is wrong; `errors` says what"})
     if "{" in path:
         responses.setdefault("404", {"description": "There is no such thing"})
+    if method == "get" and "application/json" in responses.get("200", {}).get("content", {}):
+        responses.setdefault("304", {"description": "Unchanged since the ETag in If-None-Match"})
     if "requestBody" in operation:
         operation["requestBody"]["required"] = True
         responses.setdefault("415", {"description": "Unsupported Media Type"})
-    for status, description in _COMMON_RESPONSES.items():
+    for status, description in COMMON_RESPONSES.items():
         responses.setdefault(status, {"description": description})
     for status, response in responses.items():
         if status.startswith(("4", "5")):

@@ -13,6 +13,8 @@ from pydantic import Field, StringConstraints
 from asynctask.brokers.admin import MAX_OFFSET, MAX_PAGE
 from asynctask.errors import BrokerUnavailable, NotFound, SchemaOutdated, Unavailable
 from asynctask.figures import DURATIONS_S, MOST_WORKERS, OTHERS, SIZES
+from asynctask.ledger.history import By, History, Step
+from asynctask.ledger.history import read as read_history
 from asynctask.ledger.queries import SCANNED
 from asynctask.ledger.rates import RateInfo
 from asynctask.ledger.schedules import ScheduleInfo
@@ -36,7 +38,7 @@ from asynctask.operations import (
 )
 from webapi.context import JsonPage, asynctask_app, json_response, page_links, who
 from webapi.problems import problem_response, public_message
-from webapi.shapes import TEXT, Health, Name, PageLinks, Routes, Submitted, _In, _Query, described, rows_of
+from webapi.shapes import TEXT, Health, Moment, Name, PageLinks, Routes, Submitted, _In, _Query, described, rows_of
 from webapi.tasks import answer
 
 if TYPE_CHECKING:
@@ -86,6 +88,17 @@ class QueuesQuery(TargetQuery):
     """Which queues, and for which target time."""
 
     queue: Name | None = Field(None, description="Only this one, even if it is empty.")
+
+
+class HistoryQuery(_Query):
+    """Which part of the history."""
+
+    since: Moment | None = Field(None, description="Its beginning; default: an hour before its end.")
+    until: Moment | None = Field(None, description="Its end; default: now.")
+    step: Step | None = Field(None, description="Of a point; default: the shortest with at most 500 points.")
+    queue: Name | None = Field(None, description="Only this queue.")
+    worker: Name | None = Field(None, description="Only this worker.")
+    by: By | None = Field(None, description="A series for each queue or worker; default: one for all.")
 
 
 class FirstQuery(_Query):
@@ -176,6 +189,15 @@ def queue_jobs(name: str, query: JobQuery) -> Response:
 def processes() -> Response:
     """The running processes; with Redis also those of Sidekiq"""
     return _uncached({"processes": _operations().processes()})
+
+
+@blueprint.serve("GET /history", "getHistory", described(History), query=HistoryQuery)
+def history(query: HistoryQuery) -> Response:
+    """What ended in each step of a span, with the run times, and what waited
+
+    The span is extended to whole steps. What the processes have counted since their last heartbeats is not in it yet.
+    """
+    return _uncached(read_history(asynctask_app().ledger, **dict(query)))
 
 
 _LAST_PAGE: Final = 9_000

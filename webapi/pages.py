@@ -1,4 +1,4 @@
-"""The pages: a form to submit a list, a page for each Task, and the operator's console: jobs, failures, queues, workers and
+"""The pages: the overview, a new list, each Task, and the operator's console: jobs, failures, queues, workers and
 schedules. ``webapi/static`` fetches what changes."""
 
 from __future__ import annotations
@@ -7,16 +7,20 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from apiflask import APIBlueprint
-from flask import current_app, g, render_template, request, url_for
+from flask import current_app, g, redirect, render_template, request, url_for
 from flask.typing import ResponseReturnValue
+from werkzeug.datastructures import Authorization
 
 from asynctask.access import User
+from asynctask.clock import SECOND
 from asynctask.errors import NotFound, SchemaOutdated, Unavailable
 from asynctask.lists.readers.opening import FORMATS
 from asynctask.operations import FAILING, LISTS
 from asynctask.worker import WEBHOOK
 from webapi import access, openapi, workers
 from webapi.context import TASK_PAGES, asynctask_app, find_progress, reader_locale, tag
+from webapi.reading import current_request
+from webapi.security import LOGINS, SESSION_S, TooManyAttempts, session_cookie
 
 blueprint: Final = APIBlueprint("pages", __name__, enable_openapi=False)
 
@@ -34,7 +38,7 @@ class Entry(NamedTuple):
 
 
 NAVIGATION: Final = (
-    Entry("Tasks", ("pages.home", "pages.task")),
+    Entry("Tasks", ("pages.home", "pages.new", "pages.task")),
     Entry("Jobs", ("pages.jobs", "pages.job")),
     Entry("Failures", ("pages.failures",)),
     Entry("Queues", ("pages.queues",)),
@@ -76,8 +80,8 @@ TABS: Final = {"retries": "Failing now", "dead": "Dead", "scheduled": "Scheduled
 @blueprint.app_context_processor
 def _of_reader() -> dict[str, Any]:
     """What each page depends on: the language of the reader's messages, the theme, and what the reader may do."""
-    user, theme = access.current_user(), request.cookies.get(THEME)
-    searches = SEARCH in current_app.view_functions and access.may_see(user, SEARCH)
+    user, theme, is_known = access.current_user(), request.cookies.get(THEME), g.get("is_known", False)
+    searches = is_known and SEARCH in current_app.view_functions and access.may_see(user, SEARCH)
     return {
         "locale": tag(reader_locale()),
         "themes": THEMES,
@@ -88,8 +92,10 @@ def _of_reader() -> dict[str, Any]:
         "may_control": user.may("control"),
         "may_operate": user.may("operate"),
         "sees_all": user.sees_all,
-        "may_list": user.task_id is None,
-        "navigation": _entries(user),
+        "may_list": is_known and user.task_id is None,
+        "navigation": _entries(user) if is_known else [],
+        "takes_tokens": current_app.extensions[LOGINS].takes_tokens,
+        "may_sign_out": g.get("has_session", False),
     }
 
 
@@ -104,14 +110,57 @@ def missing(_: Exception) -> ResponseReturnValue:
     return render_template("missing.html", kind=kind, name=name, all_url=every), 404
 
 
+_FIGURES: Final = (
+    ("running", "Running", "pages.workers_page"),
+    ("waiting", "Waiting", "pages.queues"),
+    ("rate", "Rows per second", "pages.queues"),
+    ("failures", "Failures in the last hour", "pages.failures"),
+    ("workers", "Live workers", "pages.workers_page"),
+)
+"""The figures of the overview: name, label, and the page that explains it."""
+
+
+class Tab(NamedTuple):
+    """A group of Tasks on the overview, and its address with the same filters."""
+
+    name: str
+    group: str | None
+    url: str
+
+
+_TABS: Final = {None: "All", "running": "Running", "attention": "Needs attention", "finished": "Finished"}
+_WITHIN: Final = {
+    "hour": "in the last hour",
+    "day": "in the last day",
+    "week": "in the last week",
+    "month": "in the last month",
+}
+
+
 @blueprint.get("/")
 def home() -> ResponseReturnValue:
-    """The form and the recent Tasks."""
+    """What happens now, and the Tasks."""
+    filters = {name: request.args.get(name, "")[:255] for name in ("worker", "owner", "within")}
+    worker, owner, within = (value or None for value in filters.values())
+    tabs = [
+        Tab(name, group, url_for("pages.home", group=group, worker=worker, owner=owner, within=within))
+        for group, name in _TABS.items()
+    ]
+    shown = next((tab for tab in tabs if tab.group == request.args.get("group")), tabs[0])
+    named = sorted(asynctask_app().workers)
+    return render_template(
+        "home.html", figures=_FIGURES, tabs=tabs, shown=shown, filters=filters, within=_WITHIN, workers=named
+    )
+
+
+@blueprint.get("/new")
+def new() -> ResponseReturnValue:
+    """The form that submits a list."""
     app = asynctask_app()
     suffixes = [suffix for each in FORMATS.values() for suffix in each.suffixes]
     takes_lists = app.list_workers()
     return render_template(
-        "home.html",
+        "new.html",
         workers=[each for each in workers.registered(app) if each["name"] in takes_lists],
         max_file_bytes=app.config.max_file_bytes,
         formats=list(FORMATS),
@@ -170,9 +219,69 @@ def schedules() -> ResponseReturnValue:
     return render_template("schedules.html", webhook_host=everywhere, may_send=bool(config.webhook_secret), webhook=WEBHOOK)
 
 
+# -- sessions
+
+
+def _is_path(text: str) -> bool:
+    """Whether a text is a path of this server, and of no other: browsers take a backslash for a slash, and drop tabs."""
+    return text.startswith(f"{request.script_root}/") and text[1:2] not in ("/", "\\") and text.isprintable()
+
+
+def _ask_for_token(wrong: str = "", after: str = "", status: int = 200, **headers: str) -> ResponseReturnValue:
+    return render_template("login.html", wrong=wrong, after=after), status, headers
+
+
+@blueprint.get("/login")
+def login() -> ResponseReturnValue:
+    """The form that takes a token."""
+    _refuse_without_tokens()
+    return _ask_for_token()
+
+
+def _refuse_without_tokens() -> None:
+    if not current_app.extensions[LOGINS].takes_tokens:
+        raise NotFound("this server takes no tokens")
+
+
+@blueprint.post("/login")
+def sign_in() -> ResponseReturnValue:
+    """Exchanges a token for a session, and leads to the page that was asked for."""
+    _refuse_without_tokens()
+    incoming, logins = current_request(), current_app.extensions[LOGINS]
+    incoming.load_form()
+    secret, after = incoming.form.get("token", "").strip(), incoming.form.get("after", "")
+    try:
+        user = logins.user_of(Authorization("bearer", token=secret), request.remote_addr or "", request.path)
+    except TooManyAttempts as error:
+        wait = dict(error.headers)["Retry-After"]
+        wrong = f"Too many wrong tokens came from this address. Try again in {wait} s."
+        return _ask_for_token(wrong, after, error.status, **{"Retry-After": wait})
+    if user is None:
+        return _ask_for_token("This token is not valid.", after, 401, **{"WWW-Authenticate": "Bearer"})
+    response = redirect(after if _is_path(after) else url_for("pages.home"), 303)
+    ends_at = asynctask_app().clock.now() // SECOND + SESSION_S
+    response.headers.add("Set-Cookie", session_cookie(logins.session(secret, ends_at), SESSION_S))
+    return response
+
+
+@blueprint.post("/logout")
+def sign_out() -> ResponseReturnValue:
+    """Ends the session of the browser."""
+    response = redirect(url_for("pages.login"), 303)
+    response.headers.add("Set-Cookie", session_cookie("", 0))
+    return response
+
+
 @blueprint.get("/docs")
 def docs() -> ResponseReturnValue:
     """The OpenAPI document, for people; without anything from other sites."""
-    found = openapi.document()
-    paths = {request.script_root + path: operations for path, operations in found["paths"].items()}
-    return render_template("docs.html", spec={**found, "paths": paths}, spec_url=url_for("openapi.spec"))
+    spec, has_tokens = openapi.document(), current_app.extensions[LOGINS].takes_tokens
+    groups: dict[str, list[dict[str, Any]]] = {tag["name"]: [] for tag in spec["tags"]}
+    for path, operations in sorted(spec["paths"].items()):
+        for method, operation in operations.items():
+            place = request.script_root + path
+            example = openapi.curl(request.host_url.rstrip("/") + place, method, operation, token=has_tokens)
+            shown = {"path": place, "method": method, "example": example, **operation}
+            groups[operation["tags"][0]].append(shown)
+    url = url_for("openapi.spec")
+    return render_template("docs.html", spec=spec, groups=groups, common=openapi.COMMON_RESPONSES, spec_url=url)

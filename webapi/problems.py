@@ -1,4 +1,4 @@
-"""Every error as ``application/problem+json`` (RFC 9457): the fault, its place and the remedy."""
+"""Every error as ``application/problem+json`` (RFC 9457), or as a page: the fault, its place and the remedy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from apiflask import APIFlask
 from apiflask.exceptions import HTTPError
-from flask import Response, request
+from flask import Response, render_template, request
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound, RequestEntityTooLarge
 
 from asynctask.errors import (
@@ -25,6 +25,7 @@ from asynctask.lists.problems import render, render_whole
 from asynctask.logs import get_logger
 from webapi.context import json_text, reader_locale, set_language
 
+JSON: Final = "application/json"
 MEDIA_TYPE: Final = "application/problem+json"
 MAX_ERRORS: Final = 10_000
 """Single faults in one answer; ``errors_total`` is their number if there are more."""
@@ -52,14 +53,33 @@ class CrossSite(InputError):
 def problem_response(
     status: int, detail: str, *, code: str, errors: Iterable[Problem] = (), headers: Any = None, **members: Any
 ) -> Response:
-    """A problem+json answer. ``errors``, the single faults, are translated for the reader; ``members`` are extension
-    members."""
+    """A problem+json answer; a page for a browser that opens an address. ``errors``, the single faults, are translated for
+    the reader; ``members`` are extension members."""
     faults, locale = list(errors), reader_locale()
     if len(faults) > MAX_ERRORS:
         members["errors_total"] = len(faults)
+    instance = request.script_root + request.full_path.rstrip("?")
+    if shows_pages():
+        page, after = _PAGES.get(code, "error.html"), instance if request.method == "GET" else ""
+        text = render_template(page, title=_title(status), detail=detail, code=code, after=after)
+        return _unkept(Response(text, status), locale, headers)
     shown = problem_objects(faults[:MAX_ERRORS], locale)
-    body = _problem(status, code, detail, request.script_root + request.full_path.rstrip("?"), shown)
-    response = Response(json_text({**body, **members}), status=status, mimetype=MEDIA_TYPE)
+    body = _problem(status, code, detail, instance, shown)
+    return _unkept(Response(json_text({**body, **members}), status=status, mimetype=MEDIA_TYPE), locale, headers)
+
+
+_PAGES: Final = {"unauthorized": "login.html"}
+"""The pages of problems that say more than what is wrong, by code."""
+
+
+def shows_pages() -> bool:
+    """Whether the client prefers HTML, by name, as a browser does that opens an address."""
+    accepted = request.accept_mimetypes
+    html = accepted["text/html"] if "text/html" in accepted.values() else 0
+    return html > max(accepted[JSON], accepted[MEDIA_TYPE])
+
+
+def _unkept(response: Response, locale: str, headers: Any) -> Response:
     response.headers["Cache-Control"] = "no-store"
     set_language(response, locale)
     if headers is not None:

@@ -239,6 +239,8 @@ def register_heads(flask_app: APIFlask) -> None:
 
 def _longest_body(incoming: ApiRequest) -> int:
     """The longest body that is worth receiving, in bytes."""
+    if incoming.endpoint == "pages.sign_in":  # of anybody
+        return MAX_FIELD_BYTES
     if incoming.endpoint != "tasks.create" or incoming.mimetype == JSON:
         return incoming.limits.max_body_bytes
     return longest_upload(incoming.limits)

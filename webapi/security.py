@@ -22,14 +22,15 @@ from urllib.parse import unquote, urlsplit
 from apiflask import APIFlask
 from flask import Request, Response, g, request
 from werkzeug.datastructures import Authorization
+from werkzeug.http import dump_cookie
 
-from asynctask.access import Link, User, read_link
+from asynctask.access import Link, User, read_link, read_session, sign_session
 from asynctask.clock import SECOND, rfc3339
 from asynctask.config import WEB_PATHS, WEB_PREFIX, Config
 from asynctask.errors import InputError
 from asynctask.logs import Logger, get_logger
 from webapi.context import EXTENSION
-from webapi.problems import CrossSite
+from webapi.problems import CrossSite, shows_pages
 
 _Found = TypeVar("_Found")
 _WILDCARDS: Final = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 - compared, not bound
@@ -280,7 +281,7 @@ class Unauthorized(InputError):
 
 
 class LoggedOut(Unauthorized):
-    """The token that a page sends is valid no more. The page says so; a browser would ask for another with each poll."""
+    """The same to a page, which asks for a token itself: a browser would ask with each poll whose token has ended."""
 
     headers = Unauthorized.headers[1:]
 
@@ -310,35 +311,42 @@ class TooManyAttempts(InputError):
         self.headers = (("Retry-After", str(max(1, math.ceil(wait_s)))),)
 
 
+OPEN: Final = frozenset({"static", "pages.login", "pages.sign_in", "pages.sign_out"})
+"""Endpoints that answer a request without a login."""
+
 Authorize = Callable[[Request], User | None]
 """Names the user of a request, or nobody."""
 
 
 def register_users(flask_app: APIFlask, config: Config, authorize: Authorize | None, *, allow_unprotected: bool) -> None:
     """Answers only to the users whom ``authorize`` names, and to those of ``config.tokens``: with the secret as a bearer
-    token (RFC 6750), or with name and secret as user and password (RFC 7617), which browsers ask for. Slows down those who
-    guess. Without either, to this machine alone, unless ``allow_unprotected``. Whoever has a link is its user, without a
-    login."""
+    token (RFC 6750), with name and secret as user and password (RFC 7617), or with the session of a browser that sent the
+    secret before. Slows down those who guess. Without either, to this machine alone, unless ``allow_unprotected``. Whoever
+    has a link is its user, without a login."""
     known = [(token.user, _digest(token.secret)) for token in config.access()]
     clock = flask_app.extensions[EXTENSION].clock
     logins = Logins(known, clock.monotonic, get_logger("asynctask.web"))
+    flask_app.extensions[LOGINS] = logins
 
     def recognise() -> None:
-        if request.path in _PROBES or request.endpoint == "static":
+        g.is_known = False
+        if request.path in _PROBES or request.endpoint in OPEN:
             return
         if _LINK in request.environ:
             user: User | None = _by_link(logins, config.link_secret, clock.now() // SECOND)
         elif authorize is None and not known:
             if not allow_unprotected:
                 _refuse_elsewhere()
+            g.is_known = True
             return
         else:
             user = None if authorize is None else _named_by(authorize)
             if user is None and known:
-                user = _by_token(logins)
+                by_session = SESSION in request.cookies and "Authorization" not in request.headers
+                user = _by_session(logins, clock.now() // SECOND) if by_session else _by_token(logins)
         if user is None:
             raise LoggedOut("you are not logged in: log in to the application that this page belongs to, and try again")
-        g.user = user
+        g.user, g.is_known = user, True
         request.environ["REMOTE_USER"] = user.name
 
     flask_app.before_request(recognise)
@@ -360,11 +368,40 @@ def _by_token(logins: Logins) -> User:
         given = None
     user = logins.user_of(given, request.remote_addr or "", request.path)
     if user is None:
-        known_before = given is not None and request.headers.get("Sec-Fetch-Dest") == "empty"
-        raise (LoggedOut if known_before else Unauthorized)(
+        of_page = given is not None and request.headers.get("Sec-Fetch-Dest") == "empty"
+        raise (LoggedOut if of_page or shows_pages() else Unauthorized)(
             "a token is needed: send it as `Authorization: Bearer SECRET`, or log in with name and secret"
         )
     return user
+
+
+SESSION: Final = "asynctask_session"
+"""The cookie of a browser whose user has signed in with a token."""
+
+SESSION_S: Final = 43_200
+"""Seconds that a session lasts."""
+
+LOGINS: Final = "asynctask.logins"
+"""The :class:`Logins` of a Flask application, among its extensions."""
+
+
+def _by_session(logins: Logins, now_s: int) -> User:
+    """The user of the session in the request's cookie. Raises :class:`LoggedOut`, :class:`TooManyAttempts`."""
+    user = logins.session_of(request.cookies[SESSION], now_s, request.remote_addr or "", request.path)
+    if user is None:
+        ended = LoggedOut("your session has ended: sign in again")
+        # Otherwise each poll of a page that is open counts as a guess.
+        ended.headers += (("Set-Cookie", session_cookie("", 0)),)
+        raise ended
+    g.has_session = True
+    return user
+
+
+def session_cookie(text: str, lasts_s: int) -> str:
+    """The header Set-Cookie of a session; of an empty one that lasts no time, to end it. A page of another site opens this
+    one's with it (Lax), and changes nothing (:func:`register`)."""
+    path, secure = request.script_root or "/", request.is_secure
+    return dump_cookie(SESSION, text, max_age=lasts_s, path=path, secure=secure, httponly=True, samesite="Lax")
 
 
 _LINK: Final = "asynctask.link"
@@ -491,6 +528,21 @@ class Logins:
     def link_of(self, text: str, secret: str, address: str, path: str) -> Link | None:
         """What a link permits, also one that has expired, if it was signed with ``secret``. Raises as :meth:`user_of`."""
         return self._looked_at(_digest(text), lambda: read_link(text, secret), address, name="link", path=path)
+
+    @property
+    def takes_tokens(self) -> bool:
+        """Whether there are tokens to sign in with."""
+        return bool(self._known)
+
+    def session(self, secret: str, expires_at: int) -> str:
+        """The text of a session of the user with this secret."""
+        return sign_session(expires_at, _digest(secret))
+
+    def session_of(self, text: str, now_s: int, address: str, path: str) -> User | None:
+        """The user of a session that has not ended. Raises as :meth:`user_of`."""
+        users = {digest: user for user, digest in self._known}
+        found = self._looked_at(_digest(text), lambda: read_session(text, users), address, name="session", path=path)
+        return None if found is None or found[0] <= now_s else users[found[1]]
 
     def _looked_at(
         self, secret: bytes, look: Callable[[], _Found | None], address: str, *, name: str | None, path: str

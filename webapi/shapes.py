@@ -53,6 +53,7 @@ from asynctask.lists.options import (
     CommonOptions,
     ContextOption,
     QueueName,
+    StartAt,
     Unique,
     listed_or_text,
     refused,
@@ -181,6 +182,12 @@ class TaskQuery(_Query):
     """Which Tasks to list."""
 
     ids: Ids | None = Field(None, description="Task ids with commas between, at most 200; the other filters apply too.")
+    group: Literal["running", "attention", "finished"] | None = Field(
+        None,
+        description="Only Tasks that are not done, that need a person (of the last 10,000, and of those not done), or that"
+        " are done.",
+    )
+    since: StartAt | None = Field(None, description="Only Tasks submitted at this time or later.")
     state: StateName | None = Field(None, description="Only Tasks in this state.")
     worker: Name | None = Field(None, description="Only Tasks of this worker.")
     owner: Name | None = Field(None, description="Only Tasks of this owner.")

@@ -190,6 +190,8 @@ def index(query: TaskQuery) -> Response:
     page, user = JsonPage(query.limit, lambda task: int(task["task_id"])), current_user()
     found = asynctask_app().tasks(
         ids=_ids(query, user),
+        group=query.group,
+        since=query.since,
         state=query.state,
         worker=query.worker,
         owner=query.owner if user.owner is None else user.owner,

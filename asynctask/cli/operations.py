@@ -1,5 +1,5 @@
-"""Commands for operators: queues, retries, scheduled, dead, processes, schedules, rates, db, doctor, purge, config,
-middleware."""
+"""Commands for operators: queues, history, retries, scheduled, dead, processes, schedules, rates, db, doctor, purge,
+config, middleware."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Final, TypeVar
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import click
 
 from asynctask.cli.options import Command, Group, Session, file_options, next_page, pass_session, who
 from asynctask.cli.output import FAILURES, OK, Column, clean, count, number, said_by
 from asynctask.cli.tasks import seconds_of
+from asynctask.clock import SECOND, read_rfc3339
 from asynctask.config import settings
 from asynctask.database import schema
 from asynctask.database.engine import Database, missing_file
 from asynctask.errors import SchemaOutdated, UnknownWorker
+from asynctask.ledger.history import STEPS, HistorySeries, Step
 from asynctask.ledger.purge import ENDED, Purged
 from asynctask.ledger.queries import SCANNED
 from asynctask.middleware.tracker import TaskEventMiddleware
@@ -34,6 +37,9 @@ from asynctask.operations import (
     Signalled,
 )
 from asynctask.worker import Worker
+
+if TYPE_CHECKING:
+    from asynctask.app import AsyncTask
 
 _AGE: Final = re.compile(r"(\d{1,6})([dhms])")
 _SECONDS: Final = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
@@ -143,6 +149,92 @@ def list_jobs(session: Session, queue: str, newest: bool, limit: int, after: int
     session.out.table(_QUEUED, found["jobs"], longest=60)
     _print_next(session, found)
     return OK
+
+
+# -- history
+
+_WIDTH: Final = 60
+"""Bars of a sparkline."""
+
+_BARS: Final = "▁▂▃▄▅▆▇█"
+
+
+@click.command("history", cls=Command)
+@click.option(
+    "--since", default="1h", show_default=True, help="An age (7d, 12h, 30m, 45s) or a time (2026-11-21T05:00:00Z)."
+)
+@click.option("--until", help="The same; by default now.")
+@click.option("--step", type=click.Choice(list(STEPS)), help="Of a point; by default the shortest with at most 500 points.")
+@click.option("--queue", help="Only this queue.")
+@click.option("--worker", help="Only this worker.")
+@click.option("--by", type=click.Choice(["queue", "worker"]), default="queue", show_default=True, help="What has a line.")
+@pass_session
+def show_history(
+    session: Session,
+    since: str | None,
+    until: str | None,
+    step: Step | None,
+    queue: str | None,
+    worker: str | None,
+    by: Literal["queue", "worker"],
+) -> int:
+    """Show what ended in the last hour, or in another span: the items by outcome, retries, and the run times.
+
+    The bars show when they ended. "waiting" is the last known number of waiting jobs.
+    """
+    app = session.existing()
+    begin, end = (_moment(app, name, text) for name, text in (("since", since), ("until", until)))
+    found = app.history(begin, end, step=step, queue=queue, worker=worker, by=by)
+    session.out.document(found)
+    columns: dict[str, Column] = {by: "name", "ended": _bars, **{name: _of_total(name) for name in _COUNTED}}
+    columns |= {"half within": _seconds("p50_s"), "95 % within": _seconds("p95_s")}
+    columns |= {"waiting": _last_waiting} if by == "queue" and worker is None else {}
+    session.out.line(f"{_short_time(found['since'])} to {_short_time(found['until'])} UTC:")
+    session.out.table(columns, found["series"], longest=_WIDTH, nothing="Nothing has ended, and nothing waited.")
+    if found["left_off"]:
+        session.out.line(f"{number(found['left_off'])} more: choose a longer --step, or a --queue or --worker.")
+    return OK
+
+
+_COUNTED: Final = ("finish", "failed", "error", "retried")
+
+
+def _moment(app: AsyncTask, name: str, text: str | None) -> datetime | None:
+    """The time that an age or a time means."""
+    if text is None:
+        return None
+    try:
+        if found := _AGE.fullmatch(text.strip()):
+            now = datetime.fromtimestamp(app.clock.now() / SECOND, UTC)
+            return now - timedelta(seconds=int(found[1]) * _SECONDS[found[2]])
+        return read_rfc3339(text.strip())
+    except (ValueError, OverflowError):
+        shown = clean(text, longest=40)
+        raise click.BadParameter(
+            f"{shown!r} is neither an age, such as 12h, nor a time, such as 2026-11-21T05:00:00Z", param_hint=f"--{name}"
+        ) from None
+
+
+def _bars(series: HistorySeries) -> str:
+    """How many items ended in each part of the span."""
+    ended = [sum(each) for each in zip(series["finish"], series["failed"], series["error"], strict=True)]
+    size = -(-len(ended) // _WIDTH)
+    parts = [sum(ended[place : place + size]) for place in range(0, len(ended), size)]
+    most = max(parts) or 1
+    return "".join(_BARS[-(-part * (len(_BARS) - 1) // most)] for part in parts)
+
+
+def _of_total(name: str) -> Column:
+    return lambda series: number(series["total"][name])
+
+
+def _seconds(name: str) -> Column:
+    return lambda series: "" if series["total"][name] is None else f"{series['total'][name]:g} s"
+
+
+def _last_waiting(series: HistorySeries) -> str:
+    known = [each for each in series["waiting"] if each is not None]
+    return number(known[-1]) if known else ""
 
 
 # -- retries, scheduled, dead
@@ -697,6 +789,7 @@ def _print_worker(session: Session, worker: Worker) -> None:
 
 COMMANDS: Final[tuple[click.Command, ...]] = (
     *GROUPS.values(),
+    show_history,
     schedules,
     rates,
     db,

@@ -32,7 +32,8 @@ _MODULES: Final = {
     "serve": "up web worker split-task",
     "submit": "submit add export perform watch check-list",
     "tasks": "tasks show set pause resume cancel retry seal callbacks jobs job stop start link report result template",
-    "operations": "queues retries scheduled dead processes schedules rates db doctor purge config middleware workers",
+    "operations": "queues history retries scheduled dead processes schedules rates db doctor purge config middleware"
+    " workers",
 }
 _MODULE_OF: Final = {command: module for module, commands in _MODULES.items() for command in commands.split()}
 

@@ -32,10 +32,11 @@ from asynctask.cli.output import (
 )
 from asynctask.cli.serve import address
 from asynctask.cli.submit import print_refusal, priority_value, why_still
-from asynctask.clock import SystemClock
+from asynctask.clock import SystemClock, read_rfc3339
 from asynctask.config import socket_path
 from asynctask.core.states import PROBLEM, State, Status
 from asynctask.errors import InputError, UnknownWorker
+from asynctask.ledger.progress import GROUPS
 from asynctask.logs import escaped
 from asynctask.operations import ACTIONS, Action, ToldEvent
 from asynctask.task import VERBS, Verb, event_cursor
@@ -50,6 +51,8 @@ _FAILED: Final = tuple(sorted(status.value for status in PROBLEM))
 
 
 @click.command("tasks", cls=Command)
+@click.option("--group", type=click.Choice(GROUPS), help="Only Tasks that are not done, need a person, or are done.")
+@click.option("--since", help="Only Tasks submitted at this time or later, such as 2026-12-01T08:00:00+01:00.")
 @click.option("--state", type=click.Choice([state.value for state in State]), help="Only Tasks in this state.")
 @click.option("--worker", help="Only Tasks of this worker.")
 @click.option("--owner", help="Only Tasks of this owner.")
@@ -57,9 +60,13 @@ _FAILED: Final = tuple(sorted(status.value for status in PROBLEM))
 @click.option("--after", type=int, help="Continue after this Task, the last of the previous page.")
 @click.option("--limit", type=click.IntRange(1, 200), default=20, show_default=True, help="At most this many Tasks.")
 @pass_session
-def tasks(session: Session, /, limit: int, **filters: Any) -> int:
+def tasks(session: Session, /, limit: int, since: str | None, **filters: Any) -> int:
     """List Tasks, newest first."""
-    found = session.existing().tasks(limit=limit, **filters)
+    try:
+        at = None if since is None else read_rfc3339(since)
+    except ValueError as error:
+        raise InputError(f"--since {error}", code="invalid_option") from None
+    found = session.existing().tasks(limit=limit, since=at, **filters)
     session.out.document({"tasks": found})
     nothing = f"No Task found{_unknown(session, filters['worker'])}."
     if session.out.terminal and session.out.console.width < _WIDE:

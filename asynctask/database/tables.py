@@ -346,6 +346,23 @@ task_samples: Final = Table(
     _count("problems"),
 )
 
+DURATIONS: Final = 35
+"""Columns of the histogram of run times in ``history``; :mod:`asynctask.ledger.history` has its bounds."""
+
+# What ended in each minute, and in the rows without a worker what waited, see asynctask.ledger.history.
+history: Final = Table(
+    "history",
+    metadata,
+    Column("at", BigInteger, primary_key=True, autoincrement=False),  # when the minute began
+    Column("queue", String(255), primary_key=True),
+    Column("worker_name", String(255), primary_key=True),
+    Column("waiting", BigInteger),
+    *(
+        Column(name, Integer, nullable=False, server_default=text("0"))
+        for name in ("finish", "failed", "error", "retried", *(f"took_{i}" for i in range(DURATIONS)))
+    ),
+)
+
 task_log: Final = Table(
     "task_log",
     metadata,

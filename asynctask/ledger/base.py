@@ -26,6 +26,7 @@ from asynctask.database import batches
 from asynctask.database.engine import Database, DatabaseTime
 from asynctask.database.retrying import LOCKED, code_of, repeatable
 from asynctask.database.tables import as_dict, duties, tasks
+from asynctask.figures import Minutes
 from asynctask.messages import Catalogue
 
 MAX_SLOTS = 32
@@ -104,8 +105,9 @@ class Ledger:
 
     ``identity`` names the process in leases and ``events.process``, and selects its slot of the sharded counters, so that
     processes do not contend for one hot row; empty for a caller that is not a process. ``time`` is the database's clock,
-    the source of all times in the ledger. ``held``: rows locked by other transactions. ``closed`` is called with the id of
-    a Task that this process has closed, after the commit; it must not block. ``keeps_tracebacks``: those of errors.
+    the source of all times in the ledger. ``held``: rows locked by other transactions; ``minutes``: what has ended and is
+    not in the history. ``closed`` is called with the id of a Task that this process has closed, after the commit; it must
+    not block. ``keeps_tracebacks``: those of errors.
     """
 
     database: Database
@@ -115,6 +117,7 @@ class Ledger:
     identity: str = "local"
     time: DatabaseTime = field(init=False)
     held: LockedTasks = field(default_factory=LockedTasks)
+    minutes: Minutes = field(default_factory=Minutes)
     closed: Callable[[int], None] = lambda task_id: None
     keeps_tracebacks: bool = True
     _seed: int = field(init=False, default=0)

@@ -186,7 +186,8 @@ class Write(ABC):
 
     If the compare-and-set is won, ``notes`` are added to ``added_messages``, with the message of a cancel or a stop.
     ``values``: further columns to set (:data:`_KEPT`; ``started_at`` only if the Event has none, or to None); ``failure``:
-    for a transition that ends ``failed`` or ``error``; ``failures``: the same for a slice's items, by index.
+    for a transition that ends ``failed`` or ``error``; ``failures``: the same for a slice's items, by index. ``seconds``:
+    how long the job ran.
 
     :func:`apply` sets the result: ``transition``, None if the compare-and-set was lost, and ``record``, the Event after it,
     None if the Event no longer exists.
@@ -197,6 +198,7 @@ class Write(ABC):
     failure: Failure | None = None
     failures: Mapping[int, ItemFailure] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
+    seconds: float | None = None
     record: EventRecord | None = None
     transition: Transition | None = None
 

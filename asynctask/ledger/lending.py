@@ -40,7 +40,7 @@ from asynctask.database.retrying import TransactionConflict, repeatable
 from asynctask.database.tables import events, loans, places, queues, tasks
 from asynctask.errors import LedgerUnavailable
 from asynctask.job import JobTask
-from asynctask.ledger import hints, rates, sessions
+from asynctask.ledger import hints, history, rates, sessions
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, chunks, dumps, each_free, loads, lock_now
 from asynctask.ledger.events import IN_LOAN, IS_OPEN, UNHELD, Change, EventRecord, Write, apply, move_counts
@@ -1158,11 +1158,12 @@ def announce(ledger: Ledger, applied: Collection[Write]) -> int | None:
 
 
 def change(ledger: Ledger, make: Callable[[Connection], Sequence[Change]]) -> list[Change]:
-    """Writes the changes that ``make`` returns, in a transaction of their own; then calls :func:`announce`.
+    """Writes the changes that ``make`` returns, in a transaction of their own; then counts and announces them.
 
     ``make`` is called again if the transaction is repeated. Raises LedgerUnavailable.
     """
     applied = _change(ledger, make)
+    history.count(ledger, applied)
     announce(ledger, applied)
     return applied
 

@@ -683,11 +683,53 @@ _AT_ONCE: Final = 50
 """Number of progress objects that one statement reads, because the messages in each may have 50,000 characters."""
 
 
+GROUPS: Final = ("running", "attention", "finished")
+"""Of Tasks: those that are not done, those that need a person (:func:`_needs_attention`), and those that are done."""
+
+_ATTENTION_AMONG: Final = 10_000
+"""The newest Tasks, done or not, among which those that need a person are found, so that the cost does not grow with the
+number of Tasks. Older ones are found as long as they are not done."""
+
+
+def _of_group(group: str | None) -> sa.Select[Any]:
+    """A query for the ids of the Tasks of a group, of all without one."""
+    found = sa.select(_t.id)
+    if group != "attention":
+        is_done = {"running": _t.finished_at.is_(None), "finished": _t.finished_at.is_not(None)}
+        return found if group is None else found.where(is_done[group])
+    oldest = sa.select(sa.func.coalesce(sa.func.max(_t.id), 0) - _ATTENTION_AMONG).scalar_subquery()
+    open_before = sa.select(_t.id).where(_t.finished_at.is_(None), _t.id <= oldest)
+    among = sa.union_all(sa.select(_t.id).where(_t.id > oldest), open_before).subquery("among")
+    return found.select_from(among.join(tasks, _t.id == among.c.id)).where(_needs_attention())
+
+
+def _needs_attention() -> Any:
+    """Whether a Task has rows that failed or were not accepted, and have not succeeded since in a Task that corrects them;
+    or was not accepted, or not read to its end; or paused itself, or what should have followed it failed."""
+
+    def sums(found: sa.Select[Any]) -> Any:
+        return sa.func.coalesce(found.correlate(tasks).scalar_subquery(), 0)
+
+    unsuccessful = sums(sa.select(sa.func.sum(_n.failed + _n.error)).where(_n.task_id == _t.id)) + _t.rejected
+    finished = sa.select(sa.func.sum(_n.finish)).join_from(
+        task_ancestors, task_tallies, _n.task_id == task_ancestors.c.task_id
+    )
+    mended = _t.mended + sums(finished.where(task_ancestors.c.ancestor_id == _t.id))
+    return sa.or_(
+        _t.state_reason.in_(("too_many_failures", "callback_failed")),
+        _t.split_state == "failed",
+        (_t.state == str(State.REJECTED)) & (_t.rejected == 0),
+        unsuccessful > mended,
+    )
+
+
 def progress_page(
     database: Database,
     now: int,
     *,
     ids: Collection[int] | None = None,
+    group: str | None = None,
+    since: int | None = None,
     state: str | None = None,
     worker: str | None = None,
     owner: str | None = None,
@@ -695,11 +737,15 @@ def progress_page(
     after: int | None = None,
     limit: int = 50,
 ) -> Iterator[dict[str, Any]]:
-    """Progress objects by filters, newest first, read as they are consumed; ``after`` is the last id of the previous
-    page."""
+    """Progress objects by filters, newest first, read as they are consumed. ``group``: of :data:`GROUPS`; ``since``:
+    created then or later; ``after``: the last id of the previous page."""
     if not all(map(is_storable, filter(None, (state, worker, owner)))):
         return
-    statement = sa.select(_t.id).order_by(_t.id.desc()).limit(limit)
+    statement = _of_group(group).order_by(_t.id.desc()).limit(limit)
+    if since is not None:
+        # The search for enough of them ends at the first that is older.
+        older = sa.select(_t.id).where(_t.created_at < since).order_by(_t.id.desc()).limit(1).scalar_subquery()
+        statement = statement.where(_t.created_at >= since, _t.id > sa.func.coalesce(older, 0))
     if ids is not None:
         statement = statement.where(_t.id.in_([in_range(task_id) for task_id in ids]))
     if state is not None:

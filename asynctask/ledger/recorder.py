@@ -26,7 +26,7 @@ from asynctask.core.transitions import (
 from asynctask.database.retrying import OutcomeUnknown, TransactionConflict, repeatable
 from asynctask.errors import LedgerUnavailable, TooLarge, Unavailable
 from asynctask.figures import Figures
-from asynctask.ledger import lending
+from asynctask.ledger import history, lending
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.events import EventRecord, Failure, Note, StaleRead, Write, apply
 from asynctask.ledger.lending import Holding
@@ -100,7 +100,7 @@ class Outcome(Write):
     another engine holds the job's copies. They carry no fence, so the outcome is for the open Event's current attempt, and
     a further attempt waits in that engine's queue, not in the ledger. ``stage``: in ``UNREAD``, ``record`` is the untouched
     Event as read at Begin. ``loan``: the loan or claim of the job, if this outcome ends it for this process. ``marks``: the
-    outcomes of a slice's items. ``worker`` and ``seconds``, for the figures: the job's worker, and how long the job ran.
+    outcomes of a slice's items. ``worker``, for the figures: the job's worker.
     """
 
     attempt: int
@@ -111,7 +111,6 @@ class Outcome(Write):
     stage: Stage = Stage.READ
     loan: Holding | None = None
     worker: str = ""
-    seconds: float | None = None
     marks: str | None = None
 
     def decided(self, ledger: Ledger, record: EventRecord) -> Transition | None:
@@ -345,6 +344,7 @@ class Recorder:
                 each.loan.ended()
         self.recorded += len(batch)
         self._figures.flushes.add(len(batch))
+        history.count(self._ledger, batch)
         for each in batch:
             won = _is_won(each) or already_recorded(self._ledger, each)
             if won and each.kind not in _NO_END and (each.record is None or each.record.row.items):

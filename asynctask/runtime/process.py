@@ -25,7 +25,7 @@ from asynctask.dispatch.dispatcher import Dispatcher
 from asynctask.dispatch.outbox import EngineQueues
 from asynctask.errors import Unavailable
 from asynctask.figures import Figures
-from asynctask.ledger import processes, rates
+from asynctask.ledger import history, processes, rates
 from asynctask.ledger.base import Ledger, dumps
 from asynctask.logs import get_logger
 from asynctask.maintenance import Maintenance
@@ -169,9 +169,10 @@ class AppProcess:
         )
 
     def leave(self, *, empty: bool = True) -> None:
-        """Removes the row. If the process may still hold jobs (not ``empty``), ends its lease instead, so that they are
-        recovered."""
+        """Writes the rest of its history, and removes the row. If the process may still hold jobs (not ``empty``), ends its
+        lease instead, so that they are recovered."""
         try:
+            history.write(self.ledger)
             if empty:
                 processes.forget(self.ledger, self.ledger.identity)
             else:
@@ -180,8 +181,7 @@ class AppProcess:
             self._log.warning("leave_put_off", error=str(error))
 
     def _beat(self) -> dict[str, Any]:
-        dispatched = {"rounds": self.dispatcher.passes, "dispatched": self.dispatcher.dispatched}
-        figures = self.figures.as_dict() | dispatched
+        figures = self.figures.as_dict() | {"rounds": self.dispatcher.passes, "dispatched": self.dispatcher.dispatched}
         pace = round(self._pace.update(*self.worked()), 6)
         return {**self.facts(), "info": dumps({**self.info(), "pace": pace, "figures": figures})}
 
@@ -216,7 +216,7 @@ RETRY_S = 1.0
 
 
 class Heartbeat:
-    """Renews the lease every ``every_s`` seconds, in its own thread.
+    """Renews the lease every ``every_s`` seconds, in its own thread; then writes what has ended to the history.
 
     ``facts`` returns the values to write (``busy``, ``rate``, ...); ``on_signal`` is called with a signal stored in the
     ledger (``TSTP``, ``TERM``), or with ``LOST`` if another process has declared this one dead.
@@ -283,6 +283,7 @@ class Heartbeat:
             try:
                 self.beat()
                 pause_s = self._every_s
+                history.write(self._ledger)
             except Unavailable as error:
                 self._log.retrying("heartbeat_failed", error=str(error))
             except Exception:

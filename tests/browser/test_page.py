@@ -91,13 +91,25 @@ def test_the_bar_goes_on_after_the_server_was_away(page: Page, shop: Shop, tmp_p
             assert page.evaluate("window.notReloaded") is True
 
 
-def test_a_person_logs_in_with_the_name_and_the_secret_of_a_token(browser: Any, tmp_path: Path) -> None:
+def test_a_person_signs_in_with_a_token_and_out(browser: Any, tmp_path: Path) -> None:
     secret, file = "a-secret-of-her-own", sheet(tmp_path / "products.xlsx", ("OK-1", 1, "red"))
     with Shop(tmp_path, tokens=f"ann={secret}").web() as (_, said):
-        page = browser.new_context(http_credentials={"username": "ann", "password": secret}).new_page()
+        page = browser.new_context().new_page()
+        page.goto(f"{said['url'].rstrip('/')}/jobs?worker=gated")
+        page.get_by_label("Token").fill("not-her-own-secret")
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("alert")).to_have_text("This token is not valid.")
+        page.get_by_label("Token").fill(secret)
+        page.get_by_role("button", name="Sign in").click()
+        expect(page).to_have_url(re.compile(r"/jobs\?worker=gated$"))
         hand_in(page, said["url"], file, "gated")
         page.get_by_role("button", name="Pause").click()
         expect(page.locator("#state")).to_have_text("paused")
+        page.get_by_role("button", name="Sign out").click()
+        expect(page.get_by_role("heading", level=1)).to_have_text("Sign in")
+        page.go_back()
+        page.reload()
+        expect(page.get_by_role("heading", level=1)).to_have_text("Sign in")
         page.context.close()
 
 
@@ -257,7 +269,7 @@ def test_a_sheet_behind_a_cover_is_chosen_with_one_click_and_kept_for_the_next_t
 
 
 def test_what_is_done_with_the_rows_is_chosen_and_never_guessed(page: Page, web_alone: str, tmp_path: Path) -> None:
-    page.goto(web_alone)
+    page.goto(f"{web_alone.rstrip('/')}/new")
     worker = page.get_by_label("What should be done")
     expect(worker.locator("option")).to_have_text(["Choose…", "enroll", "gated"])
     expect(worker).to_have_value("")
@@ -386,7 +398,7 @@ def test_nothing_that_users_send_runs_or_becomes_markup(page: Page, shop: Shop, 
         expect(page.get_by_role("heading", level=1)).to_have_text(EVIL)
         assert page.locator("main img, main script").count() == 0
         page.goto(said["url"])
-        expect(page.locator("#tasks li")).to_have_count(1)
+        expect(page.locator("#tasks tbody tr")).to_have_count(1)
         expect(page.locator("#tasks")).to_contain_text("<img src=x")
         assert page.locator("main img, main script").count() == 0
         assert page.title() == "Tasks · AsyncTask"
@@ -401,13 +413,13 @@ def test_the_list_of_tasks_starts_empty_moves_by_itself_and_works_by_keyboard(
         with closing(page.context.new_page()) as other:
             hand_in(other, said["url"], sheet(tmp_path / "p.xlsx", ("A", 1, "x"), ("B", 2, "x")), "gated", Title="By hand")
             expect(other).to_have_url(re.compile(r"/tasks/\d+$"))
-        entry = page.locator("#tasks li")
+        entry = page.locator("#tasks tbody tr")
         expect(entry).to_have_count(1)
         expect(entry).to_contain_text("By hand")
         shop.open_gate(1)
         expect(entry.get_by_role("progressbar")).to_have_attribute("aria-valuenow", "50")
         shop.open_gate(2)
-        expect(entry).to_contain_text("every row that was accepted succeeded")
+        expect(entry.locator(".badge")).to_have_text("finished")
         page.get_by_role("link", name="By hand").focus()
         page.keyboard.press("Enter")
         expect(page).to_have_url(re.compile(r"/tasks/\d+$"))

@@ -13,16 +13,18 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from pydantic import BaseModel
+from support.webshop import as_user
 from support.world import World
 
 from asynctask import AsyncTask, NormalException
 from asynctask.database.tables import resubmitted_rows, task_ancestors, tasks
 from asynctask.errors import Conflict, InputError, LedgerUnavailable
-from asynctask.ledger import control, corrections, purge
+from asynctask.ledger import control, corrections, progress, purge
 from asynctask.lists.split import Splitter
 from asynctask.reports.files import write_csv, write_xlsx
 from asynctask.task import TaskHandle
 from asynctask.testing import wait_for
+from webapi import User
 
 pytestmark = pytest.mark.one_database(reason="what stands on the ledger is the same on each database")
 
@@ -82,6 +84,42 @@ def codes(made: TaskHandle) -> dict[int | None, str]:
 
 
 ALL_OK = {n: {"n": "8", "kind": "ok"} for n in ("3", "4", "5", "7")}
+
+
+@pytest.mark.each_database(reason="the groups are statements of each")
+def test_a_task_needs_attention_until_its_rows_are_mended(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Taken out: what correcting Tasks mended; the older Tasks that are not done."""
+    app = world.app()
+    fine, paused = sheet(app, "n,kind\n1,ok\n"), sheet(app, "n,kind\n1,bug\n2,ok\n", tolerated_failures=0, parallel=1)
+    with pytest.raises(InputError):
+        sheet(app, "colour\nred\n")
+    unread = app.task(app.tasks(limit=1)[0]["task_id"])
+    parent = first(world, app)
+    wait_for(lambda: paused.progress()["state"] == "paused", "it has paused itself")
+
+    def ids(group: str) -> list[int]:
+        found: list[int] = [each["task_id"] for each in app.tasks(group=group)]
+        assert [t["task_id"] for t in as_user(app, User("chief")).get(f"/api/tasks?group={group}").json["tasks"]] == found
+        return found
+
+    assert ids("attention") == [parent.id, unread.id, paused.id]
+    assert ids("running") == [paused.id]
+    assert ids("finished") == [parent.id, unread.id, fine.id]
+    some = sheet(app, report(parent, {**ALL_OK, "4": {"kind": "refuse"}}, only=("3", "4")), resubmit_of=parent.id)
+    done(world, app, some)
+    assert ids("attention") == [some.id, parent.id, unread.id, paused.id], (
+        "a row of the one, and three of the other are left"
+    )
+    again = sheet(app, report(some, {"4": {"kind": "ok"}}), resubmit_of=some.id)
+    done(world, app, again)
+    assert ids("attention") == [parent.id, unread.id, paused.id], "two rows of the first are left"
+    rest = sheet(
+        app, report(parent, {**ALL_OK, "7": {"n": "9", "kind": "ok"}}, only=("5", "7"), kind="all"), resubmit_of=parent.id
+    )
+    done(world, app, rest)
+    assert (parent.progress()["mended"], ids("attention")) == (4, [unread.id, paused.id])
+    monkeypatch.setattr(progress, "_ATTENTION_AMONG", 1)
+    assert ids("attention") == [paused.id], "of the older ones only those that are not done"
 
 
 @pytest.mark.each_database(reason="claims, the sums of progress and the locks are statements of each")

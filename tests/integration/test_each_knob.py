@@ -686,7 +686,8 @@ NO_OPERATION: Final = {
             "context, counts, error_groups, events, log, progress, refusal, refusal_object, rejects, report, state, wait",
         )
         | _prefixed(
-            "asynctask ", "tasks, show, watch, jobs, job, workers, config, doctor, report, result, template, db check"
+            "asynctask ",
+            "history, tasks, show, watch, jobs, job, workers, config, doctor, report, result, template, db check",
         )
         | _prefixed(
             "asynctask ",
@@ -700,6 +701,7 @@ NO_OPERATION: Final = {
     | {"TaskHandle.add", "POST /api/tasks/{task_id}/items"},
     "lets somebody else in": {"POST /api/tasks/{task_id}/links", "asynctask link"},
     "records what another program performed": _prefixed("POST /api/", "records, jobs/{job_id}/record"),
+    "is a step of maintenance": {"Operations.keep_history"},
     "starts a process": _prefixed("asynctask ", "up, web, worker"),
     "is for Tasks that ended, or for no Task": _prefixed("asynctask ", "purge, db upgrade, schedules remove"),
 }

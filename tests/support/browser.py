@@ -63,7 +63,7 @@ def sheet(
 
 
 def hand_in(page: Any, url: str, file: Path, worker: str, **fields: str) -> None:
-    page.goto(url)
+    page.goto(f"{url.rstrip('/')}/new")
     page.get_by_label("What should be done").select_option(worker)
     page.set_input_files("#file", file)
     for label, value in fields.items():

@@ -87,7 +87,7 @@ def calls(app: AsyncTask, **in_path: Any) -> Iterator[tuple[str, str, str]]:
     flask_app = create_app(app)
     adapter = flask_app.url_map.bind("localhost")
     for rule in flask_app.url_map.iter_rules():
-        named = {"name": "default", "filename": "task.js", "template": "0" * 32, **in_path}
+        named = {"name": "default", "filename": "task.js", "version": "none", "template": "0" * 32, **in_path}
         for method in sorted((rule.methods or set()) - {"OPTIONS", "HEAD"}):
             yield rule.endpoint, method, adapter.build(rule.endpoint, {each: named[each] for each in rule.arguments})
 

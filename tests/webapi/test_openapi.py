@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import html
 import io
+import json
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import jsonschema_rs
 import pytest
@@ -50,7 +54,7 @@ OPERATIONS = [
     "POST /api/dead/templates/{template}/delete", "POST /api/dead/templates/{template}/dismiss",
     "POST /api/processes/{name}/quiet", "POST /api/processes/{name}/stop", "GET /api/schedules",
     "POST /api/schedules/{name}/run", "PATCH /api/schedules/{name}",
-    "GET /api/rates", "PATCH /api/rates/{name}",
+    "GET /api/history", "GET /api/rates", "PATCH /api/rates/{name}",
 ]  # fmt: skip
 
 
@@ -196,7 +200,8 @@ def test_every_route_is_told_about_in_the_docs(app: AsyncTask) -> None:
         path = (
             rule.rule.replace("<int:task_id>", "{task_id}").replace("<job:job_id>", "{job_id}").replace("<name>", "{name}")
         )
-        path = path.replace("<path:filename>", "{filename}").replace("<template>", "{template}")
+        path = path.replace("<path:filename>", "{filename}").replace("<version>", "{version}")
+        path = path.replace("<template>", "{template}")
         for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}:
             assert f"### `{method} {path}`\n" in text, f"docs/reference/http.md needs a section: ### `{method} {path}`"
 
@@ -207,3 +212,28 @@ def test_the_document_is_shown_to_people_too(client: Client, spec: Any) -> None:
         path = label.partition(" ")[2]
         assert f"<code>{path}</code>" in text
     assert spec["openapi"].startswith("3.")
+
+
+def test_every_operation_has_an_example_that_fits_and_a_command_that_sends_it(client: Client, spec: Any) -> None:
+    shown, commands = client.get("/docs").text, {}
+    for text in re.findall(r'<pre class="example"[^>]*>(.*?)</pre>', shown, re.DOTALL):
+        words = shlex.split(html.unescape(text))
+        method = "POST" if "-d" in words else words[words.index("-X") + 1] if "-X" in words else "GET"
+        place = next(urlsplit(word) for word in words if word.startswith("http://localhost"))
+        commands[method if "PATCH" not in words else "PATCH", place.path] = words
+    for path, operations in spec["paths"].items():
+        for method, operation in operations.items():
+            named = {each["name"]: each["example"] for each in operation["parameters"] if each["required"]}
+            words = commands[method.upper(), path.format(**named)]
+            if "requestBody" in operation:
+                content = operation["requestBody"]["content"]["application/json"]
+                sent = json.loads(words[words.index("-d") + 1])
+                assert sent == content["example"]
+                assert jsonschema_rs.validator_for({**spec, **content["schema"]}).is_valid(sent), (path, sent)
+    answer = client.post(
+        "/api/tasks", json=spec["paths"]["/api/tasks"]["post"]["requestBody"]["content"]["application/json"]["example"]
+    )
+    assert (answer.status_code, answer.json["split"]["rejected"]) == (202, 0)
+    for tag in ("Tasks", "Reports", "Workers", "Operations", "Health"):
+        assert f'id="{tag}"' in shown
+    assert len(set(re.findall(' id="([^"]+)"', shown))) == len(re.findall(' id="([^"]+)"', shown))

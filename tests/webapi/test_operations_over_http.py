@@ -18,9 +18,9 @@ from support.webshop import Client, build_app, client_of
 
 from asynctask import AsyncTask
 from asynctask.brokers.base import DEAD, RETRY, Copy, SetEntry
-from asynctask.clock import SECOND
+from asynctask.clock import SECOND, rfc3339
 from asynctask.errors import NotFound
-from asynctask.ledger import processes
+from asynctask.ledger import history, processes
 from asynctask.testing import wait_for
 
 
@@ -318,3 +318,34 @@ def test_the_navigation_counts_the_dead_and_is_shown_without_the_database(
         for path in ("/failures", "/queues", "/workers", "/schedules"):
             answer = client_of(away).get(path)
             assert (answer.status_code, ">Failures<" in answer.text) == (200, True)
+
+
+def test_the_history_is_read_by_those_who_see_all(make_app: Callable[..., AsyncTask]) -> None:
+    secrets = {"chief": "chief-has-a-secret-of-its-own", "shop@blue": "shop-has-a-secret-of-its-own"}
+    app = make_app(tokens=" ".join(f"{name}={secret}" for name, secret in secrets.items()))
+    minute = history.MINUTE
+    at = 30_000_000 * minute
+    app.ledger.minutes.add({(at, "default", "enroll"): [4, 0, 1, 0, *[0] * 20, 5, *[0] * 14]})
+    history.write(app.ledger)
+    client = client_of(app)
+    chief, shop = ({"headers": {"Authorization": f"Bearer {secret}"}} for secret in secrets.values())
+    span = f"since={rfc3339(at)}&until={rfc3339(at + 2 * minute)}"
+
+    found = client.get(f"/api/history?{span}&by=worker&queue=default&step=1m", **chief).json
+    (series,) = found["series"]
+    assert (found["since"], found["step_s"], found["by"]) == (rfc3339(at), 60, "worker")
+    assert (series["name"], series["finish"], series["error"], series["p50_s"]) == ("enroll", [4, 0], [1, 0], [7.9, None])
+    assert client.get("/api/history", **chief).json["series"][0]["finish"] == [0] * 60
+
+    for query, field in (
+        ("by=owner", "by"),
+        ("step=2m", "step"),
+        ("since=yesterday", "since"),
+        (f"until={rfc3339(at)}&since={rfc3339(at)}", "since"),
+        (f"since={rfc3339(at)}&until={rfc3339(at + 600 * minute)}&step=1m", "since"),
+        ("queue=", "queue"),
+    ):
+        answer = client.get(f"/api/history?{query}", **chief)
+        assert (answer.status_code, answer.json["errors"][0]["column"]) == (422, field), query
+    assert client.get("/api/history", **shop).status_code == 403
+    assert client.get("/api/history").status_code == 401

@@ -176,7 +176,7 @@ def test_worker_docs_are_escaped(app: AsyncTask) -> None:
 
     evil.__doc__ = EVIL
     app.worker(evil)
-    text = client_of(app).get("/").get_data(as_text=True)
+    text = client_of(app).get("/new").get_data(as_text=True)
     assert "alert(1)" in text
     assert "<script>alert" not in text
 
@@ -234,11 +234,15 @@ def test_the_page_of_a_job_that_is_not_there_says_so(client: Client) -> None:
     assert "There is no job <bdi>&lt;script&gt;</bdi>" in answer.get_data(as_text=True)
 
 
+def options_of_worker(text: str) -> list[str]:
+    return re.findall('<option value="([^"]*)">', text.partition('<select id="worker"')[2].partition("</select>")[0])
+
+
 def test_the_form_offers_only_workers_that_take_lists(app: AsyncTask) -> None:
     app.worker(use_task_event=False, name="a-lone-call")(lambda item: None)
     app.export(columns=["sku"], name="an-export")(lambda shard: [])
-    text = client_of(app).get("/").text
-    assert re.findall('<option value="([^"]*)">', text) == ["", "anything", "enroll"]
+    text = client_of(app).get("/new").text
+    assert options_of_worker(text) == ["", "anything", "enroll"]
     assert re.findall('data-worker="([^"]*)"', text) == ["anything", "enroll"]
 
 
@@ -246,13 +250,13 @@ def test_the_only_worker_needs_no_choice(tmp_path: Path) -> None:
     migrated_file(tmp_path / "ledger.db")
     with closing(AsyncTask(environ={}, database_url=f"sqlite:///{tmp_path / 'ledger.db'}")) as app:
         app.worker(name="only")(lambda item: None)
-        text = client_of(app).get("/").text
-    assert re.findall('<option value="([^"]*)">', text) == ["only"]
+        text = client_of(app).get("/new").text
+    assert options_of_worker(text) == ["only"]
     assert '<div data-worker="only">' in text
 
 
 def test_the_form_shows_each_worker_with_its_columns(client: Client) -> None:
-    text = client.get("/").get_data(as_text=True)
+    text = client.get("/new").get_data(as_text=True)
     assert '<option value="enroll">' in text
     assert "Quantity" in text
     assert "required" in text

@@ -108,7 +108,7 @@ def test_a_file_of_a_program_is_called_by_its_name_and_a_key_stands_for_the_same
 
 
 def test_the_picker_offers_every_format_that_is_read(client: Client) -> None:
-    page = client.get("/").text
+    page = client.get("/new").text
     accepted = re.search(r'<input id="file"[^>]* accept="([^"]*)"', page)
     assert accepted is not None
     assert accepted[1].split(",") == [suffix for known in FORMATS.values() for suffix in known.suffixes]

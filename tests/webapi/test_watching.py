@@ -95,6 +95,12 @@ def test_tasks_are_found_by_ids_state_worker_and_owner(app: AsyncTask, client: C
     assert ids("worker=anything") == [two]
     assert ids("owner=ann") == [one]
     assert ids("owner=ann&state=paused") == []
+    assert ids("group=running&owner=ann") == [one]
+    assert ids("group=finished") == ids("group=attention") == []
+    times = [t["created_at"].replace("+", "%2B") for t in client.get(f"/api/tasks?ids={one},{two}").json["tasks"]]
+    assert ids("since=2026-01-01T00:00:00Z") == [two, one]
+    assert ids(f"since={times[0]}") == [two] or times[0] == times[1]
+    assert ids("since=2999-01-01T00:00:00%2B01:00") == []
 
 
 @pytest.mark.parametrize(
@@ -106,6 +112,9 @@ def test_tasks_are_found_by_ids_state_worker_and_owner(app: AsyncTask, client: C
         ("ids=a", "ids"),
         ("ids=" + "1," * 200 + "1", "ids"),
         ("state=done", "state"),
+        ("group=open", "group"),
+        ("since=yesterday", "since"),
+        ("since=2026-01-01", "since"),
         ("after=0", "after"),
         ("after=" + "9" * 30, "after"),
         ("wroker=x", "wroker"),

@@ -1,140 +1,176 @@
-// The form that hands in a list, and the recent Tasks.
+// The overview: what happens now, and the Tasks. Group and filters are in the address, so that a link leads to them.
 
-import { Poller, attempt, call, upload } from "./api.js";
-import { $, $$, drawBadge, drawBar, el, leave, setText, show, showProblem, user } from "./dom.js";
-import { amount, badge, pace, percent, reached, segments, sentence, when } from "./words.js";
+import { Poller, attempt, call } from "./api.js";
+import { sparkline } from "./chart.js";
+import { $, drawBadge, drawBar, el, moment, setText, show, user } from "./dom.js";
+import { amount, badge, count, duration, pace, percent, problems, rate, reached, remark, rows, segments, sentence } from "./words.js";
 
-const api = document.body.dataset.api;
-const PAGE = 10;
+const PAGE = 20;
+const HOUR_MS = 3_600_000;
+const WITHIN_H = { hour: 1, day: 24, week: 168, month: 720 };
 
-// -- The form ----------------------------------------------------------------------------------------------------------
+// -- What happens now --------------------------------------------------------------------------------------------------
 
-const form = $("#upload");
-if (form) {
-  const file = $("#file");
-  $("#worker").addEventListener("change", showWorker);
-  file.addEventListener("change", showFile);
-  form.addEventListener("submit", (event) => { event.preventDefault(); send({}); });
-  for (const kind of ["dragenter", "dragover"]) form.addEventListener(kind, (e) => { e.preventDefault(); $("#drop").classList.add("over"); });
-  for (const kind of ["dragleave", "drop"]) form.addEventListener(kind, (e) => { e.preventDefault(); $("#drop").classList.remove("over"); });
-  form.addEventListener("drop", (e) => {
-    const { files } = e.dataTransfer;
-    if (files.length === 0) return;
-    if (files.length === 1) file.files = files;
-    showProblem($("#problem"), files.length === 1 ? null : { detail: `You dropped ${files.length} files; a list is one. Drop them one after the other.` });
-    showFile();
-  });
-  $("#send").disabled = false; // before this script the browser would send the form by itself, without a key
-  // A browser that goes back fills the form in again after this script, without an event for each field.
-  window.addEventListener("pageshow", () => { showWorker(); showFile(); });
+const now = $("#now");
+
+/** A figure, its note, and whether it is bad. */
+function figure(name, value, note = "", bad = false) {
+  const tile = $(`#now-${name}`);
+  setText($("strong", tile), value);
+  setText($("small", tile), note || "");
+  tile.classList.toggle("bad", bad);
 }
 
-function showWorker() {
-  for (const each of $$("[data-worker]")) show(each, each.dataset.worker === $("#worker").value);
+function drawQueues({ queues }) {
+  const waiting = queues.reduce((sum, queue) => sum + queue.waiting, 0);
+  const left = queues.filter((queue) => queue.unattended && queue.waiting > 0).map((queue) => queue.name);
+  const oldest = Math.max(0, ...queues.map((queue) => queue.oldest_s ?? 0));
+  const unattended = left.length === 1 ? `no process works the queue ${left[0]}` : `no process works the queues ${left.join(", ")}`;
+  figure("waiting", count(waiting), left.length ? unattended : oldest >= 1 ? `the oldest for ${duration(oldest)}` : "", left.length > 0);
 }
 
-function size(bytes) {
-  const units = ["bytes", "KiB", "MiB", "GiB"];
-  let n = bytes;
-  let i = 0;
-  while (n >= 1024 && i < units.length - 1) { n /= 1024; i += 1; }
-  return `${i ? n.toFixed(1) : n} ${units[i]}`;
+function drawProcesses({ processes }) {
+  const performing = processes.filter((process) => process.concurrency > 0);
+  const live = performing.filter((process) => process.alive && process.held_s === null);
+  const sum = (name) => live.reduce((total, process) => total + process[name], 0);
+  figure("running", count(sum("busy")), `of ${count(sum("concurrency"))} at once`);
+  const lost = performing.length - live.length;
+  figure("workers", count(live.length), lost ? `${count(lost)} do not answer` : "", lost > 0 || live.length === 0);
 }
 
-const empty = form && { name: $("#file-name").textContent, about: $("#file-about").textContent };
+const MINUTES = 5;
 
-/** Shows the file that would be sent. */
-function showFile() {
-  const chosen = $("#file").files[0];
-  setText($("#file-name"), chosen ? chosen.name : empty.name);
-  setText($("#file-about"), chosen ? size(chosen.size) : empty.about);
-  $("#drop").classList.toggle("chosen", chosen !== undefined);
+function trend(name, values, bad, label) {
+  $(`#now-${name} .trend`).replaceChildren(sparkline(values, { label, bad }));
 }
 
-/** Sends again with one thing chosen. A sheet stays in the form: the corrected workbook has it too. An encoding does not. */
-async function choose(name, value) {
-  if (name === "sheet") $("#sheet").value = value;
-  await send({ [name]: value });
+function drawHistory({ series: [all], until }) {
+  const failed = all ? all.failed.map((n, i) => n + all.error[i]) : [];
+  const ended = failed.map((n, i) => n + all.finish[i]);
+  const recent = ended.slice(-MINUTES).reduce((sum, n) => sum + n, 0);
+  const ahead = Math.min(60, Math.max(0, (new Date(until) - Date.now()) / 1000)); // of the minute that is not over
+  figure("rate", rate(recent / (60 * MINUTES - ahead)), `in the last ${MINUTES} minutes`);
+  const total = failed.reduce((sum, n) => sum + n, 0);
+  figure("failures", count(total), total && `of ${rows(ended.reduce((sum, n) => sum + n, 0))}`);
+  if (!all) return;
+  trend("rate", ended, failed, "Rows that ended in each minute of the last hour");
+  trend("failures", failed, failed, "Rows that failed in each minute of the last hour");
+  trend("waiting", all.waiting, [], "Jobs that waited in each minute of the last hour");
 }
 
-let underWay = false;
-
-async function send(options) {
-  if (underWay || !form.reportValidity()) return;
-  const chosen = $("#file").files[0];
-  const limit = Number(form.dataset.maxBytes);
-  if (chosen.size > limit) {
-    showProblem($("#problem"), { detail: `${chosen.name} has ${size(chosen.size)}; at most ${size(limit)} are taken. Split it into several files.` });
-    return;
-  }
-  underWay = true;
-  await attempt($("#problem"), $("#send"), async () => {
-    sending(0);
-    const fields = new FormData(form);
-    for (const [name, value] of Object.entries(options)) fields.set(name, value);
-    const task = await upload(form.action, fields, sending);
-    await leave(task.links.ui);
-  }, choose);
-  underWay = false;
-  show($("#sending"), false);
+if (now) {
+  new Poller(now.dataset.history, { every: 30_000, has: "series", onData: drawHistory }).start();
+  new Poller(now.dataset.queues, { every: 5000, has: "queues", onData: drawQueues }).start();
+  new Poller(now.dataset.processes, { every: 5000, has: "processes", onData: drawProcesses }).start();
 }
 
-function sending(share) {
-  const whole = Math.floor(share * 100);
-  show($("#sending"), true);
-  const text = whole < 100 ? `Sending: ${whole} %` : "Sent; the first rows are being read…";
-  drawBar($("#sending-bar"), [["finish", share]], { percent: whole, text });
-  setText($("#sending-text"), text);
-}
+// -- The Tasks ---------------------------------------------------------------------------------------------------------
 
-// -- The recent Tasks --------------------------------------------------------------------------------------------------
+const body = $("#tasks tbody");
 
-const list = $("#tasks");
+/** The rows that are shown, by Task: the row, the last answer, and whether its earlier attempts are shown. */
 const shown = new Map();
 let older = null;
 
+function first() {
+  const asked = new URLSearchParams(location.search);
+  const query = new URLSearchParams({ limit: PAGE });
+  for (const name of ["group", "worker", "owner"]) if (asked.get(name)) query.set(name, asked.get(name));
+  const hours = WITHIN_H[asked.get("within")];
+  if (hours) query.set("since", new Date(Date.now() - hours * HOUR_MS).toISOString());
+  return `${document.body.dataset.api}?${query}`;
+}
+
+const named = (p) => p.title || `Task ${p.task_id}`;
+
 function entry(p) {
-  const bar = el("div", { class: "bar thin", role: "progressbar", "aria-valuemin": "0", "aria-valuemax": "100", "aria-label": p.title || `Task ${p.task_id}` });
-  const node = el("li", {},
-    el("a", { class: "task", href: p.links.ui },
-      el("span", { class: "task-head" }, user(p.title || `Task ${p.task_id}`, { class: "user task-title" }), el("span", { class: "badge" })),
-      bar,
-      el("span", { class: "task-foot" }, el("span", { class: "said" }), el("span", { class: "quiet meta" }))));
-  node.dataset.id = p.task_id;
-  return node;
+  const bar = el("div", { class: "bar thin", role: "progressbar", "aria-valuemin": "0", "aria-valuemax": "100" });
+  const fold = el("button", { type: "button", class: "ghost fold", "aria-expanded": "false", hidden: true });
+  const row = el("tr", {},
+    el("td", {}, el("a", { class: "task-title", href: p.links.ui }, user("")), el("small", { class: "about-task" }, user("")), fold),
+    el("td", {}, el("span", { class: "badge" })),
+    el("td", { class: "far" }, bar, el("small", {})),
+    el("td", { class: "bad-rows" }),
+    el("td", {}), el("td", {}, p.owner && user(p.owner)), el("td", {}, moment(p.created_at)));
+  const found = { row, bar, fold, p, open: false };
+  fold.addEventListener("click", () => {
+    found.open = !found.open;
+    arrange();
+  });
+  return found;
 }
 
-function fill(node, p) {
-  setText($(".task-title", node), p.title || `Task ${p.task_id}`);
-  drawBadge($(".badge", node), badge(p));
-  drawBar($(".bar", node), segments(p), { percent: reached(p), text: `${percent(p)}, ${sentence(p)}` });
-  setText($(".said", node), amount(p) + sentence(p));
-  setText($(".meta", node), [p.worker, pace(p), when(p.created_at)].filter(Boolean).join(" · "));
-}
-
-function draw(tasks) {
-  list.setAttribute("aria-busy", "false");
-  for (const p of tasks) {
-    if (!shown.has(p.task_id)) place(p);
-    fill(shown.get(p.task_id), p);
+function fill({ row, bar }, p) {
+  setText($(".task-title .user", row), named(p));
+  setText($(".about-task .user", row), `#${p.task_id} · ${p.worker}`);
+  drawBadge($(".badge", row), badge(p));
+  bar.setAttribute("aria-label", named(p));
+  drawBar(bar, segments(p), { percent: reached(p), text: `${percent(p)}, ${sentence(p)}` });
+  setText($(".far small", row), [amount(p), remark(p)].filter(Boolean).join(" · "));
+  const bad = problems(p);
+  const cell = $(".bad-rows", row);
+  if (cell.dataset.said !== JSON.stringify(bad)) {
+    cell.dataset.said = JSON.stringify(bad);
+    cell.replaceChildren(...bad.map(([kind, text]) => el("span", { class: `rows-${kind}` }, text)));
   }
-  show($("#no-tasks"), shown.size === 0);
+  setText(row.children[4], pace(p));
 }
 
-function place(p) {
-  const node = entry(p);
-  const before = [...list.children].find((other) => Number(other.dataset.id) < p.task_id);
-  list.insertBefore(node, before ?? null);
-  shown.set(p.task_id, node);
+/** Puts the rows in order: the newest first, and what another Task corrects behind that, folded. */
+function arrange() {
+  const under = new Map();
+  const top = [];
+  for (const found of [...shown.values()].sort((a, b) => b.p.task_id - a.p.task_id)) {
+    const by = Math.max(0, ...found.p.resubmitted_by.filter((id) => shown.has(id)));
+    if (by) under.set(by, [...(under.get(by) ?? []), found]);
+    else top.push(found);
+  }
+  const order = [];
+  const place = (found, depth, visible) => {
+    const earlier = under.get(found.p.task_id) ?? [];
+    found.row.classList.toggle("earlier", depth > 0);
+    show(found.row, visible);
+    show(found.fold, earlier.length > 0);
+    found.fold.setAttribute("aria-expanded", String(found.open));
+    setText(found.fold, earlier.length === 1 ? "1 earlier attempt" : `${count(earlier.length)} earlier attempts`);
+    order.push(found.row);
+    for (const each of earlier) place(each, depth + 1, visible && found.open);
+  };
+  for (const found of top) place(found, 0, true);
+  order.forEach((row, i) => body.children[i] !== row && body.insertBefore(row, body.children[i] ?? null));
+  show($("#no-tasks"), order.length === 0);
+}
+
+function take(tasks) {
+  for (const p of tasks) {
+    if (!shown.has(p.task_id)) shown.set(p.task_id, entry(p));
+    const found = shown.get(p.task_id);
+    found.p = p;
+    fill(found, p);
+  }
+}
+
+/** Takes out what is in the range of the first page, and not in it any more. */
+function drop({ tasks, links }) {
+  const there = new Set(tasks.map((p) => p.task_id));
+  const last = links.next === null ? 0 : tasks.at(-1).task_id;
+  for (const [id, { row }] of shown) {
+    if (id < last || there.has(id)) continue;
+    row.remove();
+    shown.delete(id);
+  }
 }
 
 const showOlder = () => show($("#older"), Boolean(older));
 
-new Poller(`${api}?limit=${PAGE}`, {
+new Poller(first(), {
   every: 2000,
   has: "tasks",
   onData(page) {
-    draw(page.tasks);
+    $("#tasks").setAttribute("aria-busy", "false");
+    drop(page);
+    take(page.tasks);
+    arrange();
     if (older === null) older = page.links.next ?? "";
     showOlder();
   },
@@ -142,7 +178,8 @@ new Poller(`${api}?limit=${PAGE}`, {
 
 $("#older").addEventListener("click", () => attempt($("#older-problem"), $("#older"), async () => {
   const page = await call(older, { has: "tasks" });
-  draw(page.tasks);
+  take(page.tasks);
+  arrange();
   older = page.links.next ?? "";
   showOlder();
 }));

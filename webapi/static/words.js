@@ -23,6 +23,12 @@ export function duration(seconds) {
   return `${rates.format(seconds / 86400)} days`;
 }
 
+/** What ended in the last hour, for those who do not see its chart. */
+export function endedInHour({ finish, failed, error }) {
+  const ended = `${rowsThat(finish + failed + error, "has", "have")} ended in the last hour`;
+  return error ? `${ended}, ${count(error)} of them with an error` : ended;
+}
+
 export const when = (text) => (text ? new Date(text).toLocaleString() : "–");
 
 const days = new Intl.DateTimeFormat(undefined, { dateStyle: "medium" });
@@ -157,6 +163,24 @@ export function pace(p) {
   return parts.join(", ");
 }
 
+/** What the state does not say by itself: why a Task waits, was not accepted, or is not whole. */
+export function remark(p) {
+  const said = sentence(p);
+  const isPlain = said === "Running." || (p.state === "finished" && p.state_reason === null && p.split.state !== "failed");
+  return isPlain ? "" : said;
+}
+
+/** The rows that are not as they should be, by kind: what did not succeed, was not accepted, and has been mended since. */
+export function problems(p) {
+  const { failed, error } = p.counts;
+  return [
+    ["failed", failed, `${count(failed)} refused`],
+    ["error", error, error === 1 ? "1 error" : `${count(error)} errors`],
+    ["rejected", p.split.rejected, `${count(p.split.rejected)} not accepted`],
+    ["mended", p.mended, `${count(p.mended)} mended`],
+  ].filter(([, number]) => number > 0).map(([kind, , text]) => [kind, text]);
+}
+
 /** The parts of the bar: what has ended, by outcome, out of what there is. */
 export function segments(p) {
   // While the list is read its rows are only partly there; rows that are not accepted do not count in the end.
@@ -169,7 +193,7 @@ export function segments(p) {
 export const reached = (p) => (p.done ? (p.progress.percent ?? 0) : p.progress.percent);
 
 /** Percent and number of rows, where there are any. */
-export const amount = (p) => (p.counts.total || !p.done ? `${percent(p)} of ${count(p.counts.total)} · ` : "");
+export const amount = (p) => (p.counts.total || !p.done ? `${percent(p)} of ${count(p.counts.total)}` : "");
 
 export const percent = (p) => (p.progress.percent === null ? "–" : `${Math.floor(p.progress.percent)} %`);
 
