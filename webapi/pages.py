@@ -13,13 +13,13 @@ from werkzeug.datastructures import Authorization
 
 from asynctask.access import User
 from asynctask.clock import SECOND
-from asynctask.errors import NotFound, SchemaOutdated, Unavailable
+from asynctask.errors import NotFound, SchemaOutdated, TooLarge, Unavailable
 from asynctask.lists.readers.opening import FORMATS
 from asynctask.operations import FAILING, LISTS
 from asynctask.worker import WEBHOOK
 from webapi import access, openapi, workers
 from webapi.context import TASK_PAGES, asynctask_app, find_progress, reader_locale, tag
-from webapi.reading import current_request
+from webapi.reading import SIGN_IN_BYTES, current_request
 from webapi.security import LOGINS, SESSION_S, TooManyAttempts, session_cookie
 
 blueprint: Final = APIBlueprint("pages", __name__, enable_openapi=False)
@@ -248,6 +248,8 @@ def sign_in() -> ResponseReturnValue:
     """Exchanges a token for a session, and leads to the page that was asked for."""
     _refuse_without_tokens()
     incoming, logins = current_request(), current_app.extensions[LOGINS]
+    if (incoming.content_length or 0) > SIGN_IN_BYTES:
+        raise TooLarge(f"the form is over the limit of {SIGN_IN_BYTES:,} bytes; send a token alone")
     incoming.load_form()
     secret, after = incoming.form.get("token", "").strip(), incoming.form.get("after", "")
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import closing
+from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -40,7 +41,7 @@ def test_an_operator_finds_what_needs_attention_by_keyboard_in_the_dark_and_on_a
         expect(rows).to_have_count(1)
         expect(page.get_by_role("link", name="Needs attention")).to_have_attribute("aria-current", "page")
         file = {"name": "corrected.csv", "mimeType": "text/csv", "buffer": report.replace("NO-", "OK-").encode()}
-        fields = {"worker": "enroll", "resubmit_of": str(bad.id), "title": "Corrected in part", "file": file}
+        fields: Any = {"worker": "enroll", "resubmit_of": str(bad.id), "title": "Corrected in part", "file": file}
         assert page.request.post(f"{url}/api/tasks", multipart=fields).ok
         expect(rows).to_have_count(2)
         expect(rows.first.locator(".bad-rows")).to_have_text("1 error")
