@@ -50,7 +50,9 @@ _BUCKET: Final = re.compile(r"(?!(?:file|local|https?|s?ftp|ssh)://)[a-z][a-z0-9
 _URLS: Final = frozenset({"database_url", "broker_url", "results_url"})
 WEB_PREFIX: Final = re.compile(r"(?=.{2,200}\Z)(?:/(?!\.{1,2}(?:/|\Z))[A-Za-z0-9._~-]+)+")
 """A path before those of the web server, without characters that are special in a URL, a header or HTML."""
-WEB_PATHS: Final = frozenset({"api", "docs", "healthz", "jobs", "metrics", "openapi.json", "readyz", "static", "tasks"})
+WEB_PATHS: Final = frozenset(
+    {"api", "client", "docs", "healthz", "jobs", "metrics", "openapi.json", "readyz", "static", "tasks"}
+)
 """First segments of the web server's own paths."""
 _UNIX: Final = "unix:"
 _TRUSTED_UNIX: Final = "unix"

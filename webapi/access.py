@@ -48,7 +48,7 @@ OWN: Final = frozenset({"tasks.index", "tasks.create", "exports.export", "pages.
 
 PUBLIC: Final = frozenset(
     {
-        "static", "openapi.spec", "pages.docs", "health.healthz", "health.readyz", "workers.index",
+        "static", "openapi.spec", "pages.docs", "pages.client", "health.healthz", "health.readyz", "workers.index",
         "workers.template_as_xlsx", "workers.template_as_csv",
     }
 )  # fmt: skip

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import gzip
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from apiflask import APIBlueprint
-from flask import render_template, request, url_for
+from flask import Response, redirect, render_template, request, url_for
 from flask.typing import ResponseReturnValue
 
+from asynctask._version import __version__
 from asynctask.access import User
 from asynctask.errors import NotFound
 from asynctask.ledger.search import MAX_TEXT
 from asynctask.lists.readers.opening import FORMATS
 from webapi import access, openapi, workers
 from webapi.context import TASK_PAGES, asynctask_app, find_progress, reader_locale, tag
+from webapi.problems import problem_response
 
 blueprint: Final = APIBlueprint("pages", __name__, enable_openapi=False)
 
@@ -119,3 +123,29 @@ def docs() -> ResponseReturnValue:
     found = openapi.document()
     paths = {request.script_root + path: operations for path, operations in found["paths"].items()}
     return render_template("docs.html", spec={**found, "paths": paths}, spec_url=url_for("openapi.spec"))
+
+
+CLIENT: Final = Path(__file__).parent / "static" / "client" / "asynctask.js"
+_FOR_EVERY_PAGE: Final = {"Access-Control-Allow-Origin": "*", "Cross-Origin-Resource-Policy": "cross-origin"}
+
+
+@blueprint.get("/client/<version>/asynctask.js")
+def client(version: str) -> ResponseReturnValue:
+    """The module for frontends, to be kept for a year. Another version leads to the one of this server, so that pages which
+    name an earlier one go on after an upgrade."""
+    here = url_for("pages.client", version=__version__)
+    if version != __version__:
+        if version.partition(".")[0] != __version__.partition(".")[0]:
+            detail = f"this server has another version of asynctask.js: load {here}"
+            return problem_response(404, detail, code="not_found", headers=_FOR_EVERY_PAGE)
+        led = redirect(here)
+        led.headers.update(_FOR_EVERY_PAGE)
+        led.headers["Cache-Control"] = "public, max-age=300"
+        return led
+    response = Response(CLIENT.read_bytes(), mimetype="text/javascript", headers=_FOR_EVERY_PAGE)
+    response.headers["Cache-Control"] = "public, max-age=31536000, immutable"
+    response.vary.add("Accept-Encoding")
+    if request.accept_encodings["gzip"]:
+        response.set_data(gzip.compress(response.get_data(), mtime=0))
+        response.headers["Content-Encoding"] = "gzip"
+    return response

@@ -49,6 +49,9 @@ class InvalidPrefix(InputError):
     status = 400
 
 
+FILES: Final = frozenset({"static", "pages.client"})
+"""Endpoints that answer without a token: files that are the same everywhere."""
+
 _PROBES: Final = frozenset({"/healthz", "/readyz"})
 """Paths that answer without a token and to every host name: what starts and watches the process has no token, and calls it
 by the address of its pod. They show nothing that another site could use."""
@@ -324,7 +327,7 @@ def register_users(flask_app: APIFlask, config: Config, authorize: Authorize | N
     logins = Logins(known, clock.monotonic, get_logger("asynctask.web"))
 
     def recognise() -> None:
-        if request.path in _PROBES or request.endpoint == "static":
+        if request.path in _PROBES or request.endpoint in FILES:
             return
         if _LINK in request.environ:
             user: User | None = _by_link(logins, config.link_secret, clock.now() // SECOND)
@@ -557,7 +560,7 @@ _PREFLIGHT: Final = {
     "Access-Control-Allow-Headers": "Authorization, Content-Type, Idempotency-Key, If-None-Match, Last-Event-ID, Range",
     "Access-Control-Max-Age": "600",
 }
-_EXPOSED: Final = "Content-Disposition, Content-Language, ETag, Idempotency-Replayed, Location, Retry-After"
+_EXPOSED: Final = "Asynctask-Held, Content-Disposition, Content-Language, ETag, Idempotency-Replayed, Location, Retry-After"
 _USUAL_PORTS: Final = {"http": ":80", "https": ":443"}
 _HEADERS: Final = {
     "Content-Security-Policy": (
