@@ -40,7 +40,9 @@ def preview() -> Response:
         owner=current_user().owner or "",
         alive=client_check(),
     )
-    return json_response(found.as_dict(), cache="no-store")
+    response = json_response(found.as_dict(locale := reader_locale()), cache="no-store")
+    set_language(response, locale)
+    return response
 
 
 @blueprint.serve("POST /marked.xlsx", "markList", BINARY, media=XLSX, responses=[415, 504])

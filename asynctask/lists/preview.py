@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 from asynctask.errors import InputError
 from asynctask.ledger.queries import ReadList
 from asynctask.lists.items import ItemShape
+from asynctask.lists.problems import refused_list, render_whole
 from asynctask.lists.readers import Limits
 from asynctask.lists.readers.base import column_letters, normalise, report_block, shorten
 from asynctask.lists.readers.opening import Head
@@ -88,13 +89,14 @@ class Preview:
     header_row: int | None
     first_rows: list[dict[str, Any]]
     columns: list[Column] = field(default_factory=list)
-    error: dict[str, Any] | None = None
+    error: InputError | None = None
     workers: list[Fit] = field(default_factory=list)
     suggested: str | None = None
 
-    def as_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return asdict(self)
+    def as_dict(self, locale: str = "en") -> dict[str, Any]:
+        """JSON-ready, with the message of ``error`` in a language."""
+        error = None if self.error is None else {"code": self.error.code, "message": render_whole(self.error, locale)}
+        return {**asdict(replace(self, error=None)), "error": error}
 
 
 def preview(
@@ -129,7 +131,7 @@ def preview(
     fits = [] if error is not None else _fits(workers, [each.header for each in found], before)
     return Preview(
         head.format, sheets, head.sheet, encoding, number, _first_rows(head, number), found,
-        None if error is None else {"code": error.code, "message": str(error)}, fits, _suggested(fits),
+        error, fits, _suggested(fits),
     )  # fmt: skip
 
 
@@ -159,7 +161,10 @@ def _likeness(head: Head, expect: Collection[str]) -> int:
 
 
 def _header(head: Head, expect: frozenset[str], limits: Limits, number: int | None) -> tuple[Header, InputError | None]:
-    """The header, and why it cannot be one; without a likely row, the first one."""
+    """The header, and why it cannot be one; without a likely row, the first one. Raises :class:`InputError` for a list
+    without rows."""
+    if not head.rows:
+        raise refused_list("list.no_items", {})
     first = Header(head.rows[0][0], ())
     tries: list[tuple[frozenset[str], int | None]] = [(expect, number)]
     if number is None:

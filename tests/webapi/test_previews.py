@@ -115,6 +115,8 @@ def test_the_header_row_is_chosen(client: Client) -> None:
     assert (twice["error"]["code"], twice["columns"], twice["workers"]) == ("duplicate_column", [], [])
     empty = look(client, data, "a.csv", header_row="9")
     assert (empty["error"]["code"], empty["header_row"]) == ("empty_header", 9)
+    chinese = client.post("/api/lists/preview", **sent(data, "a.csv", header_row="9"), headers={"Accept-Language": "zh-CN"})
+    assert chinese.json["error"]["message"].startswith("指定的行不能作为表头")
     for wrong in ("0", "1001", "first"):
         answer = client.post("/api/lists/preview", **sent(data, "a.csv", header_row=wrong))
         assert (answer.status_code, answer.json["errors"][0]["column"]) == (422, "header_row")
@@ -137,6 +139,9 @@ def test_what_cannot_be_read_is_refused_and_leaves_nothing(app: AsyncTask, clien
     for data, name, status, code in (
         (b"%PDF-1.7", "a.pdf", 415, "unsupported_format"),
         (b"", "a.csv", 415, "empty_file"),
+        (b"sep=;\n", "a.csv", 422, "no_items"),
+        (b",,\n,,\n", "a.csv", 422, "no_items"),
+        (b'["torn', "a.json", 422, "invalid_json"),
         (b"PK\x03\x04 torn", "a.xlsx", 415, "damaged_file"),
         (workbook(("Empty", [])), "a.xlsx", 422, "empty_sheet"),
         (b"sku\n" + b"x" * 40_000 + b"\n", "a.csv", 413, "too_large"),
