@@ -281,7 +281,7 @@ class Unauthorized(InputError):
 
 
 class LoggedOut(Unauthorized):
-    """The same to a page, which asks for a token itself: a browser would ask with each poll whose token has ended."""
+    """The same to a page, which asks for a token itself: a browser would ask with each poll once a session has ended."""
 
     headers = Unauthorized.headers[1:]
 
@@ -368,8 +368,8 @@ def _by_token(logins: Logins) -> User:
         given = None
     user = logins.user_of(given, request.remote_addr or "", request.path)
     if user is None:
-        of_page = given is not None and request.headers.get("Sec-Fetch-Dest") == "empty"
-        raise (LoggedOut if of_page or shows_pages() else Unauthorized)(
+        of_page = request.headers.get("Sec-Fetch-Dest") == "empty" or shows_pages()
+        raise (LoggedOut if of_page else Unauthorized)(
             "a token is needed: send it as `Authorization: Bearer SECRET`, or log in with name and secret"
         )
     return user
