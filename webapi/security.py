@@ -50,6 +50,9 @@ class InvalidPrefix(InputError):
     status = 400
 
 
+FILES: Final = frozenset({"static", "pages.client"})
+"""Endpoints that answer without a token: files that are the same everywhere."""
+
 _PROBES: Final = frozenset({"/healthz", "/readyz"})
 """Paths that answer without a token and to every host name: what starts and watches the process has no token, and calls it
 by the address of its pod. They show nothing that another site could use."""
@@ -311,7 +314,7 @@ class TooManyAttempts(InputError):
         self.headers = (("Retry-After", str(max(1, math.ceil(wait_s)))),)
 
 
-OPEN: Final = frozenset({"static", "pages.login", "pages.sign_in", "pages.sign_out"})
+OPEN: Final = FILES | {"pages.login", "pages.sign_in", "pages.sign_out"}
 """Endpoints that answer a request without a login."""
 
 Authorize = Callable[[Request], User | None]
@@ -609,7 +612,7 @@ _PREFLIGHT: Final = {
     "Access-Control-Allow-Headers": "Authorization, Content-Type, Idempotency-Key, If-None-Match, Last-Event-ID, Range",
     "Access-Control-Max-Age": "600",
 }
-_EXPOSED: Final = "Content-Disposition, Content-Language, ETag, Idempotency-Replayed, Location, Retry-After"
+_EXPOSED: Final = "Asynctask-Held, Content-Disposition, Content-Language, ETag, Idempotency-Replayed, Location, Retry-After"
 _USUAL_PORTS: Final = {"http": ":80", "https": ":443"}
 _HEADERS: Final = {
     "Content-Security-Policy": (
