@@ -3,7 +3,6 @@ schedules. ``webapi/static`` fetches what changes."""
 
 from __future__ import annotations
 
-import gzip
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
@@ -22,7 +21,7 @@ from asynctask.lists.readers.encodings import OFFERED
 from asynctask.lists.readers.opening import FORMATS
 from asynctask.operations import FAILING, LISTS
 from asynctask.worker import WEBHOOK
-from webapi import access, openapi, workers
+from webapi import access, caching, openapi, workers
 from webapi.context import TASK_PAGES, asynctask_app, find_progress, reader_locale, tag
 from webapi.problems import problem_response
 from webapi.reading import SIGN_IN_BYTES, current_request
@@ -335,9 +334,5 @@ def client(version: str) -> ResponseReturnValue:
         led.headers["Cache-Control"] = "public, max-age=300"
         return led
     response = Response(CLIENT.read_bytes(), mimetype="text/javascript", headers=_FOR_EVERY_PAGE)
-    response.headers["Cache-Control"] = "public, max-age=31536000, immutable"
-    response.vary.add("Accept-Encoding")
-    if request.accept_encodings["gzip"]:
-        response.set_data(gzip.compress(response.get_data(), mtime=0))
-        response.headers["Content-Encoding"] = "gzip"
+    response.headers["Cache-Control"] = caching.FOREVER
     return response
