@@ -52,8 +52,8 @@ WEB_PREFIX: Final = re.compile(r"(?=.{2,200}\Z)(?:/(?!\.{1,2}(?:/|\Z))[A-Za-z0-9
 """A path before those of the web server, without characters that are special in a URL, a header or HTML."""
 WEB_PATHS: Final = frozenset(
     {
-        "api", "docs", "failures", "healthz", "jobs", "login", "logout", "metrics", "new", "openapi.json", "queues",
-        "readyz", "schedules", "static", "tasks", "workers",
+        "api", "client", "docs", "failures", "healthz", "jobs", "login", "logout", "metrics", "new", "openapi.json",
+        "queues", "readyz", "schedules", "static", "tasks", "workers",
     }
 )  # fmt: skip
 """First segments of the web server's own paths."""

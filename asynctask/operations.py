@@ -365,10 +365,10 @@ class Operations:
         return [shown(name) for name in sorted(names, key=lambda name: (engine_of(name) is not None, name))]
 
     def keep_history(self, keep_s: float) -> None:
-        """Adds what waits in each queue to the history, and removes a part of what is older than ``keep_s`` seconds; for
+        """Removes a part of the history that is older than ``keep_s`` seconds, and adds what waits in each queue now; for
         maintenance."""
-        history.sample(self._ledger, {each["name"]: each["waiting"] for each in self.queues()})
         history.purge(self._ledger, keep_s)
+        history.sample(self._ledger, {each["name"]: each["waiting"] for each in self.queues()})
 
     def _ledger_queues(self, now: int) -> tuple[dict[str, QueueFacts], dict[str, dict[str, int]]]:
         """Without Redis, the queues in which untracked jobs wait in the ledger; and by queue and worker how many of them no

@@ -48,7 +48,7 @@ import sqlalchemy as sa
 from asynctask import AsyncTask
 from asynctask.clock import SystemClock
 from asynctask.database.tables import events
-from asynctask.ledger.lending import MOST_OF_ROUND
+from asynctask.ledger.gates import MOST_OF_ROUND
 from benchmarks import common
 from benchmarks.children import Job, RowOfItsOwn, await_address, await_worker, build, check_seen, child
 from benchmarks.common import Place, Result, Unaccounted

@@ -48,8 +48,8 @@ OWN: Final = frozenset({"tasks.index", "tasks.create", "exports.export", "pages.
 
 PUBLIC: Final = frozenset(
     {
-        "static", "openapi.spec", "pages.docs", "pages.login", "pages.sign_in", "pages.sign_out", "health.healthz",
-        "health.readyz", "workers.index", "workers.template_as_xlsx", "workers.template_as_csv",
+        "static", "openapi.spec", "pages.docs", "pages.client", "pages.login", "pages.sign_in", "pages.sign_out",
+        "health.healthz", "health.readyz", "workers.index", "workers.template_as_xlsx", "workers.template_as_csv",
     }
 )  # fmt: skip
 """Endpoints that show nothing of any Task."""

@@ -10,8 +10,12 @@ from typing import Any, Final
 from apiflask import APIFlask
 from flask import Response, request, send_from_directory
 
+from webapi.security import FILES
+
 _FOLDER: Final = Path(__file__).parent / "static"
-_FOREVER: Final = "public, max-age=31536000, immutable"
+FOREVER: Final = "public, max-age=31536000, immutable"
+"""Of an address whose answer never changes: a year is what caches take for that."""
+
 _LEAST_BYTES: Final = 1_024
 _TEXTS: Final = frozenset(
     {
@@ -26,30 +30,31 @@ def register(flask_app: APIFlask) -> None:
     declared first is done last with an answer."""
     flask_app.after_request(_compress)
     flask_app.after_request(_tag)
-    current = fingerprint(_FOLDER)
+    current = fingerprint_of(_FOLDER)
 
-    def serve(filename: str, version: str = "") -> Response:
-        """A file. Of another version than this one's, for a page that another process has sent, it is not kept."""
+    def serve(filename: str, fingerprint: str = "") -> Response:
+        """A file. With another fingerprint, for a page that a process of another version has sent, it is not kept."""
         response = send_from_directory(_FOLDER, filename)
-        response.headers["Cache-Control"] = _FOREVER if version == current else "no-cache"
+        response.headers["Cache-Control"] = FOREVER if fingerprint == current else "no-cache"
         return response
 
-    def name_version(endpoint: str, values: dict[str, Any]) -> None:
+    def add_fingerprint(endpoint: str, values: dict[str, Any]) -> None:
         if endpoint == "static":
-            values.setdefault("version", current)
+            values.setdefault("fingerprint", current)
 
-    # The version is a folder, so that what the files import by relative names is of the same one.
-    flask_app.add_url_rule("/static/<version>/<path:filename>", "static", serve)
+    # It is a folder, so that what the files import by relative names has the same one.
+    flask_app.add_url_rule("/static/<string(length=12):fingerprint>/<path:filename>", "static", serve)
     flask_app.add_url_rule("/static/<path:filename>", "static", serve)
-    flask_app.url_defaults(name_version)
+    flask_app.url_defaults(add_fingerprint)
 
 
-def fingerprint(folder: Path) -> str:
-    """A text that differs where the files of a folder, or their names, do."""
+def fingerprint_of(folder: Path) -> str:
+    """12 characters that differ where the files of a folder, or their names, do."""
     digest = hashlib.sha256()
-    for path in sorted(folder.iterdir()):
+    for path in sorted(folder.rglob("*")):
         if path.is_file():
-            digest.update(f"{path.name}\0{path.stat().st_size}\0".encode() + path.read_bytes())
+            name = path.relative_to(folder).as_posix()
+            digest.update(f"{name}\0{path.stat().st_size}\0".encode() + path.read_bytes())
     return digest.hexdigest()[:12]
 
 
@@ -72,8 +77,8 @@ def _compress(response: Response) -> Response:
     if not _is_read() or response.status_code not in (200, 304) or response.mimetype not in _TEXTS:
         return response
     response.vary.add("Accept-Encoding")
-    is_file = request.endpoint == "static"
-    is_ours = request.headers.get("Sec-Fetch-Site", "none") in ("none", "same-origin")
+    is_file = request.endpoint in FILES
+    is_ours = is_file or request.headers.get("Sec-Fetch-Site", "none") in ("none", "same-origin")
     if not is_ours or not request.accept_encodings["gzip"] or (response.is_streamed and not is_file):
         return response
     response.direct_passthrough = False  # of a file

@@ -328,11 +328,12 @@ def _value_example(field: Mapping[str, Any]) -> Any:
 def _add_examples(app: AsyncTask, path: str, operation: dict[str, Any], bodies: Mapping[str, Any]) -> None:
     """Gives an operation an example of what has to be sent."""
     of = path.split("/")[2:3]
-    examples = {"task_id": 7, "job_id": _KEYS["keys"][0], "text": "A-1"}
+    examples = {"task_id": 7, "job_id": _KEYS["keys"][0], "template": "0cc175b9c0f1b6a831c399e269772661"}
     examples["name"] = next((_NAMED[each] for each in of if each in _NAMED), next(iter(sorted(app.workers)), "enroll"))
     for parameter in operation["parameters"]:
-        if parameter.get("required") and parameter["name"] in examples:
-            parameter["example"] = examples[parameter["name"]]
+        if parameter.get("required"):
+            known = examples.get(parameter["name"])
+            parameter["example"] = _value_example(parameter["schema"]) if known is None else known
     body = operation.get("requestBody", {}).get("content", {}).get("application/json")
     if body is not None:
         body["example"] = bodies.get(operation["operationId"], _KEYS)

@@ -3,23 +3,26 @@ schedules. ``webapi/static`` fetches what changes."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from apiflask import APIBlueprint
-from flask import current_app, g, redirect, render_template, request, url_for
+from flask import Response, current_app, g, redirect, render_template, request, url_for
 from flask.typing import ResponseReturnValue
 from werkzeug.datastructures import Authorization
 
+from asynctask._version import __version__
 from asynctask.access import User
 from asynctask.clock import SECOND
-from asynctask.errors import NotFound, SchemaOutdated, Unavailable
+from asynctask.errors import NotFound, SchemaOutdated, TooLarge, Unavailable
 from asynctask.lists.readers.opening import FORMATS
 from asynctask.operations import FAILING, LISTS
 from asynctask.worker import WEBHOOK
-from webapi import access, openapi, workers
+from webapi import access, caching, openapi, workers
 from webapi.context import TASK_PAGES, asynctask_app, find_progress, reader_locale, tag
-from webapi.reading import current_request
+from webapi.problems import problem_response
+from webapi.reading import SIGN_IN_BYTES, current_request
 from webapi.security import LOGINS, SESSION_S, TooManyAttempts, session_cookie
 
 blueprint: Final = APIBlueprint("pages", __name__, enable_openapi=False)
@@ -256,6 +259,8 @@ def sign_in() -> ResponseReturnValue:
     """Exchanges a token for a session, and leads to the page that was asked for."""
     _refuse_without_tokens()
     incoming, logins = current_request(), current_app.extensions[LOGINS]
+    if (incoming.content_length or 0) > SIGN_IN_BYTES:
+        raise TooLarge(f"the form is over the limit of {SIGN_IN_BYTES:,} bytes; send a token alone")
     incoming.load_form()
     secret, after = incoming.form.get("token", "").strip(), incoming.form.get("after", "")
     try:
@@ -293,3 +298,25 @@ def docs() -> ResponseReturnValue:
             groups[operation["tags"][0]].append(shown)
     url = url_for("openapi.spec")
     return render_template("docs.html", spec=spec, groups=groups, common=openapi.COMMON_RESPONSES, spec_url=url)
+
+
+CLIENT: Final = Path(__file__).parent / "static" / "client" / "asynctask.js"
+_FOR_EVERY_PAGE: Final = {"Access-Control-Allow-Origin": "*", "Cross-Origin-Resource-Policy": "cross-origin"}
+
+
+@blueprint.get("/client/<version>/asynctask.js")
+def client(version: str) -> ResponseReturnValue:
+    """The module for frontends, to be kept for a year. Another version leads to the one of this server, so that pages which
+    name an earlier one go on after an upgrade."""
+    here = url_for("pages.client", version=__version__)
+    if version != __version__:
+        if version.partition(".")[0] != __version__.partition(".")[0]:
+            detail = f"this server has another version of asynctask.js: load {here}"
+            return problem_response(404, detail, code="not_found", headers=_FOR_EVERY_PAGE)
+        led = redirect(here)
+        led.headers.update(_FOR_EVERY_PAGE)
+        led.headers["Cache-Control"] = "public, max-age=300"
+        return led
+    response = Response(CLIENT.read_bytes(), mimetype="text/javascript", headers=_FOR_EVERY_PAGE)
+    response.headers["Cache-Control"] = caching.FOREVER
+    return response

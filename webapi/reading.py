@@ -32,6 +32,8 @@ MAX_FIELD_BYTES: Final = 262_144
 FORM_OVERHEAD: Final = 1_048_576
 """Bytes of a form in addition to its file."""
 
+SIGN_IN_BYTES: Final = 65_536
+"""The longest form that takes a token, which anybody may send: it stays in memory."""
 
 DISCARD_BYTES: Final = 1_073_741_824
 """Bytes; more than any file sent by mistake. The time a thread is held is limited by :data:`DISCARD_S`."""
@@ -240,7 +242,7 @@ def register_heads(flask_app: APIFlask) -> None:
 def _longest_body(incoming: ApiRequest) -> int:
     """The longest body that is worth receiving, in bytes."""
     if incoming.endpoint == "pages.sign_in":  # of anybody
-        return MAX_FIELD_BYTES
+        return SIGN_IN_BYTES
     if incoming.endpoint != "tasks.create" or incoming.mimetype == JSON:
         return incoming.limits.max_body_bytes
     return longest_upload(incoming.limits)

@@ -50,6 +50,9 @@ class InvalidPrefix(InputError):
     status = 400
 
 
+FILES: Final = frozenset({"static", "pages.client"})
+"""Endpoints that answer without a token: files that are the same everywhere."""
+
 _PROBES: Final = frozenset({"/healthz", "/readyz"})
 """Paths that answer without a token and to every host name: what starts and watches the process has no token, and calls it
 by the address of its pod. They show nothing that another site could use."""
@@ -281,7 +284,7 @@ class Unauthorized(InputError):
 
 
 class LoggedOut(Unauthorized):
-    """The same to a page, which asks for a token itself: a browser would ask with each poll whose token has ended."""
+    """The same to a page, which asks for a token itself: a browser would ask with each poll once a session has ended."""
 
     headers = Unauthorized.headers[1:]
 
@@ -311,7 +314,7 @@ class TooManyAttempts(InputError):
         self.headers = (("Retry-After", str(max(1, math.ceil(wait_s)))),)
 
 
-OPEN: Final = frozenset({"static", "pages.login", "pages.sign_in", "pages.sign_out"})
+OPEN: Final = FILES | {"pages.login", "pages.sign_in", "pages.sign_out"}
 """Endpoints that answer a request without a login."""
 
 Authorize = Callable[[Request], User | None]
@@ -368,8 +371,8 @@ def _by_token(logins: Logins) -> User:
         given = None
     user = logins.user_of(given, request.remote_addr or "", request.path)
     if user is None:
-        of_page = given is not None and request.headers.get("Sec-Fetch-Dest") == "empty"
-        raise (LoggedOut if of_page or shows_pages() else Unauthorized)(
+        of_page = request.headers.get("Sec-Fetch-Dest") == "empty" or shows_pages()
+        raise (LoggedOut if of_page else Unauthorized)(
             "a token is needed: send it as `Authorization: Bearer SECRET`, or log in with name and secret"
         )
     return user
@@ -609,7 +612,7 @@ _PREFLIGHT: Final = {
     "Access-Control-Allow-Headers": "Authorization, Content-Type, Idempotency-Key, If-None-Match, Last-Event-ID, Range",
     "Access-Control-Max-Age": "600",
 }
-_EXPOSED: Final = "Content-Disposition, Content-Language, ETag, Idempotency-Replayed, Location, Retry-After"
+_EXPOSED: Final = "Asynctask-Held, Content-Disposition, Content-Language, ETag, Idempotency-Replayed, Location, Retry-After"
 _USUAL_PORTS: Final = {"http": ":80", "https": ":443"}
 _HEADERS: Final = {
     "Content-Security-Policy": (

@@ -225,10 +225,10 @@ def show(task_id: int, query: OneTaskQuery) -> Response:
     Poll after `poll_after_ms` with the ETag in `If-None-Match`: 304 means unchanged. With `wait`, the answer comes when the
     Task has a version other than the client's, or after so many seconds.
     """
-    found = _latest(task_id, query) or find_progress(task_id, query.include)
+    found, held = _latest(task_id, query) or find_progress(task_id, query.include), True
     if query.wait and _is_known(found, query) and not found["done"]:
         if FOLLOW not in request.environ:
-            found = _another(found, query)
+            found, held = _another(found, query)
         elif (follow := request.environ[FOLLOW]) is not None:
             plain = {name: value for name, value in found.items() if name != query.include}
             is_own = query.include is not None
@@ -236,7 +236,10 @@ def show(task_id: int, query: OneTaskQuery) -> Response:
             return progress_response(with_links(found), conditional=False)
     if found.get("refusal") is not None:
         found["refusal"] = find_task(task_id).refusal_object(reader_locale())
-    return progress_response(with_links(found))
+    response = progress_response(with_links(found))
+    if not held:
+        response.headers["Asynctask-Held"] = "no"
+    return response
 
 
 def _latest(task_id: int, query: OneTaskQuery) -> dict[str, Any] | None:
@@ -247,9 +250,9 @@ def _latest(task_id: int, query: OneTaskQuery) -> dict[str, Any] | None:
     return found if found is not None and _is_known(found, query) else None
 
 
-def _another(found: dict[str, Any], query: OneTaskQuery) -> dict[str, Any]:
+def _another(found: dict[str, Any], query: OneTaskQuery) -> tuple[dict[str, Any], bool]:
     """The progress object once it differs from the one that the client has; ``found``, or a later one, after ``wait``
-    seconds, if it is the last, and at once if too many requests wait. Holds the thread."""
+    seconds, and if it is the last. At once, with False, if too many requests wait. Holds the thread."""
     monotonic, pause, gone = asynctask_app().clock.monotonic, threading.Event(), client_check()
     until = monotonic() + query.wait
     with suppress(Busy), slot("follow"):
@@ -257,7 +260,8 @@ def _another(found: dict[str, Any], query: OneTaskQuery) -> dict[str, Any]:
             pause.wait(min(TICK_S, left))
             gone()
             found = find_progress(found["task_id"], query.include)
-    return found
+        return found, True
+    return found, False
 
 
 def _is_known(progress: dict[str, Any], query: OneTaskQuery) -> bool:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from asynctask.errors import InputError, Problem, TooLarge
+from asynctask.job import JobTask
 from asynctask.sidekiq.activejob import worker_name
 
 if TYPE_CHECKING:
@@ -47,7 +48,8 @@ class Copy:
     """One copy of a job in transit.
 
     ``payload``: the job as JSON text, kept byte for byte; ``attempt``: the fence (0: untracked); ``handle``: the broker's
-    reference to a fetched copy; ``job``: the parsed payload, if the broker had to parse it.
+    reference to a fetched copy; ``job``: the parsed payload, if the broker had to parse it; ``task``: the Task of a job
+    that comes from the ledger.
     """
 
     jid: str
@@ -59,6 +61,7 @@ class Copy:
     deaths: int = 0
     handle: Any = None
     job: Any = field(default=None, compare=False, repr=False)
+    task: JobTask | None = field(default=None, compare=False, repr=False)
 
     @property
     def key(self) -> Key:

@@ -447,9 +447,7 @@ class DispatchPass:
         if limited:
             count = foreign.lease(self._ledger, holder, offer.task_id, count)
         found = lending.borrow(self._ledger, offer, count)
-        if found.opens is not None:
-            self._closed.add(offer.rate)
-            self._expect(found.opens)
+        self._closed |= found.closed
         if found.next_at is not None and found.next_at > now:
             self._expect(found.next_at)
         if found.is_locked:

@@ -1,7 +1,7 @@
 """Traces by OpenTelemetry: the job of a list is in the trace of the request that submitted the list.
 
 The trace travels as ``traceparent`` (W3C Trace Context) in the ``context`` of the Task, so it reaches jobs and callbacks on
-every engine; in an untracked job it is a member of the payload.
+every engine; the dispatch of a job, and the push of an untracked one, put theirs into the payload.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
 from opentelemetry import trace
+from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind, StatusCode, TracerProvider
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -32,7 +33,7 @@ class Traced(Protocol):
 
 
 def instrument(app: Traced, *, tracer_provider: TracerProvider | None = None) -> None:
-    """Makes spans of submissions, of the pushes of untracked jobs, and of jobs.
+    """Makes spans of submissions, of the dispatches of their jobs, of the pushes of untracked jobs, and of jobs.
 
     Call it once, where the application is made. ``tracer_provider``: by default the global one. Spans have the attributes
     of OpenTelemetry's conventions for messaging, and ``asynctask.task_id``, ``asynctask.attempt`` and ``asynctask.row``.
@@ -47,15 +48,15 @@ def instrument(app: Traced, *, tracer_provider: TracerProvider | None = None) ->
         return carrier
 
     def push(worker: Worker, job: CurrentJob, queue: str, call_next: Callable[[], Any]) -> Any:
-        if job.task_id is not None or worker.use_task_event:
+        if job.task is None and worker.use_task_event:
             return call_next()
-        with tracer.start_as_current_span(f"send {worker.name}", kind=SpanKind.PRODUCER, attributes=_about(job, queue)):
+        verb, parent = ("send", None) if job.task is None else ("dispatch", _sent(job.context))
+        with tracer.start_as_current_span(f"{verb} {worker.name}", parent, SpanKind.PRODUCER, _about(job, queue)):
             _PROPAGATOR.inject(job.payload)
             return call_next()
 
     def perform(worker: Worker, job: CurrentJob, queue: str, call_next: Callable[[], Any]) -> Any:
-        sent = {name: job.payload.get(name) or job.context.get(name) for name in _PROPAGATOR.fields}
-        parent = _PROPAGATOR.extract({name: value for name, value in sent.items() if isinstance(value, str)})
+        parent = _sent({**job.context, **job.payload})
         with tracer.start_as_current_span(
             f"process {worker.name}", parent, SpanKind.CONSUMER, _about(job, queue), set_status_on_exception=False
         ) as span:
@@ -68,6 +69,11 @@ def instrument(app: Traced, *, tracer_provider: TracerProvider | None = None) ->
     app.carry(submit)
     app.client_middleware.add(push)
     app.server_middleware.prepend(perform)
+
+
+def _sent(values: Mapping[str, Any]) -> Context:
+    """The trace in a context or a payload."""
+    return _PROPAGATOR.extract({name: values[name] for name in _PROPAGATOR.fields if isinstance(values.get(name), str)})
 
 
 def _about(job: CurrentJob, queue: str) -> dict[str, Any]:

@@ -29,8 +29,9 @@ from asynctask.database.retrying import TransactionConflict, repeatable
 from asynctask.database.tables import events, loans, places, tasks
 from asynctask.ledger.base import Ledger, chunks, lock_now
 from asynctask.ledger.events import IN_LOAN, IS_OPEN, UNHELD, Change, EventRecord, Note, read_events
+from asynctask.ledger.gates import holders
 from asynctask.ledger.hints import in_session
-from asynctask.ledger.lending import PLACES, PUSHER, change, has_places, holders, queue_holder
+from asynctask.ledger.lending import PLACES, PUSHER, change, has_places, queue_holder
 
 _t, _e, _l, _p = tasks.c, events.c, loans.c, places.c
 
@@ -46,7 +47,7 @@ _OF_HOLDER: Final = sa.select(
 
 def _held(found: Mapping[str, int], holder: str) -> int:
     """How many jobs of a Task are in a foreign queue or with its workers. ``found``: the Task's
-    :func:`~asynctask.ledger.lending.holders`."""
+    :func:`~asynctask.ledger.gates.holders`."""
     return sum(count for name, count in found.items() if name == holder or ("@" in name and not has_places(name)))
 
 

@@ -38,15 +38,17 @@ def in_session(task: Mapping[str, Any]) -> bool:
     return task["session_key"] is None or task["session_holder"] is not None
 
 
-def settle(connection: Connection, ledger: Ledger, task: dict[str, Any], **values: Any) -> Hints:
+def settle(connection: Connection, ledger: Ledger, task: dict[str, Any], *, not_before: int = 0, **values: Any) -> Hints:
     """Computes the hints of a Task whose row the caller has locked, writes them together with ``values``, and sets them in
-    ``task``, its current columns."""
+    ``task``, its current columns. ``not_before``: when a gate opens (microseconds), if that is to come."""
     is_free, due = False, None
     if task["state"] in (State.SPLITTING, State.RUNNING, State.PAUSED):
         is_free, due = connection.execute(_FACTS, {"of": task["id"]}).one()
     now, opens = ledger.now(), task["start_at"]
     if readiness.may_start(task["state"], in_session(task)):
         opens = opens_at(connection, task, now)
+    if not_before > now:
+        opens = max(opens or 0, not_before)
     gate = Gate(
         task["state"],
         task["priority"],

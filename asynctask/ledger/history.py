@@ -165,7 +165,7 @@ class HistorySeries(TypedDict):
     failed: Annotated[list[int], "Items that were refused."]
     error: Annotated[list[int], "Items that ended in an error."]
     retried: Annotated[list[int], "Attempts that raised, and after which another follows."]
-    p50_s: Annotated[list[float | None], "Seconds within which half of the attempts ended; null: none ended."]
+    p50_s: Annotated[list[float | None], "Seconds within which half of the attempts ended; null: it is not known."]
     p95_s: Annotated[list[float | None], "Seconds within which 95 of 100 attempts ended."]
     waiting: Annotated[list[int | None], "The most jobs that waited; null: it is not known, or of a worker."]
     total: HistoryTotal

@@ -30,7 +30,6 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from asynctask.core import readiness
-from asynctask.core.readiness import Hints
 from asynctask.core.states import TERMINAL, State, Status
 from asynctask.core.transitions import BLOCKED, Delta, Row, Transition, at_once, claim, interval_of
 from asynctask.core.transitions import give_back as give_back_one
@@ -40,17 +39,14 @@ from asynctask.database.retrying import TransactionConflict, repeatable
 from asynctask.database.tables import events, loans, places, queues, tasks
 from asynctask.errors import LedgerUnavailable
 from asynctask.job import JobTask
-from asynctask.ledger import hints, history, rates, sessions
+from asynctask.ledger import gates, hints, history, rates, sessions
 from asynctask.ledger import tasks as task_rows
-from asynctask.ledger.base import Ledger, chunks, dumps, each_free, loads, lock_now
+from asynctask.ledger.base import Ledger, chunks, each_free, loads, lock_now
 from asynctask.ledger.events import IN_LOAN, IS_OPEN, UNHELD, Change, EventRecord, Write, apply, move_counts
 from asynctask.logs import get_logger
 
 PAGE: Final = 100
 """Largest number of Tasks of a queue that one query reads."""
-
-MOST_OF_ROUND: Final = 10_000
-"""Largest number of jobs of one round of a Task with an interval, which are lent in one transaction."""
 
 RECHECK_S: Final = 0.4
 """Seconds between two checks of the jobs that a process has borrowed. Below the half second after which no job begins
@@ -85,6 +81,11 @@ class Offer:
     options: str | None
     slots: int
     rate: str | None = None
+
+    @property
+    def begins_at_once(self) -> bool:
+        """Whether its jobs count from their borrow on, so that none is borrowed ahead."""
+        return self.has_rounds or self.rate is not None
 
 
 MAY: Final = _t.state.in_([str(State.SPLITTING), str(State.RUNNING)]) & (
@@ -239,16 +240,16 @@ class Loan:
 @dataclass(slots=True)
 class Borrowed:
     """The result of a borrow: loans with their jobs, and claimed jobs. ``limit``: the Task's limit at the borrow, see
-    :class:`Offer`; ``is_locked``: another transaction holds the Task's row, or its rate limit; ``next_at``: when the Task
-    is worth the next borrow (microseconds), for example for its next round; None if that is not known; ``opens``: when its
-    rate limit permits the next start, None if it does so now, or there is none."""
+    :class:`Offer`; ``is_locked``: another transaction holds the Task's row, or that of one of its gates; ``next_at``: when
+    the Task is worth the next borrow (microseconds), for example for its next round; None if that is not known; ``closed``:
+    the rate limits that permit no more starts until then."""
 
     loans: list[tuple[Loan, list[Job]]] = field(default_factory=list)
     claimed: list[Job] = field(default_factory=list)
     limit: int | None = None
     is_locked: bool = False
     next_at: int | None = None
-    opens: int | None = None
+    closed: frozenset[str | None] = frozenset()
 
     @property
     def count(self) -> int:
@@ -374,83 +375,61 @@ def _borrow(ledger: Ledger, offer: Offer, wanted: int, names: Sequence[str] | No
         task = lock_now(connection, offer.task_id)
         if task is None:
             return None
-        step = _Borrow(connection, ledger, task, names)
-        step.run(wanted, offer.rate)
+        step = _Borrow(connection, ledger, task, names, offer.rate)
+        step.run(wanted)
     return step
 
 
 class _Borrow:
-    """A borrow from a locked Task, in one transaction. ``names``: only due jobs of these workers; None: all.
+    """A borrow from a locked Task, in one transaction. ``names``: only due jobs of these workers; None: all; ``rate``: the
+    name of its rate limit, None without one.
 
     ``loans`` and ``claimed``: what it lends; ``free``: those of ``loans`` that were free loans before; ``left``: how many
     more jobs may be lent; ``blocked``: lines of the jobs that it made wait for their turn; ``is_idle``: the Task holds its
     session, and has nothing to lend.
     """
 
-    def __init__(self, connection: Connection, ledger: Ledger, task: dict[str, Any], names: Sequence[str] | None) -> None:
+    def __init__(
+        self, connection: Connection, ledger: Ledger, task: dict[str, Any], names: Sequence[str] | None, rate: str | None
+    ) -> None:
         self.connection, self.ledger, self.task, self.names = connection, ledger, task, names
         self.now = ledger.now()
+        asked = (connection, task, self.now)
+        self.keys = gates.Keys(*asked)
+        self.gates: list[gates.Gate] = [
+            gates.Running(*asked), self.keys, gates.Rounds(*asked), gates.Failures(*asked), rates.Limit(*asked, name=rate)
+        ]  # fmt: skip
         self.loans: list[Loan] = []
         self.free: list[Loan] = []
         self.claimed: list[int] = []
         self.blocked: set[int] = set()
         self.left = 0
         self.is_idle = False
-        self.result = Borrowed()
+        self.result = Borrowed(limit=at_once(task["parallel"], interval_of(task["interval_s"])))
 
-    def run(self, wanted: int, rate: str | None) -> None:
-        """Checks the gates, lends, and settles the hints. ``rate``: the name of the rate limit, None without one."""
-        connection, task, gate = self.connection, self.task, None
-        if not readiness.may_start(task["state"], hints.in_session(task)):
-            hints.settle(connection, self.ledger, task)
-            return
-        if task["key_field"] is not None and (gate := sessions.gate(connection, task["id"], task["worker_name"])).waits:
-            self.result.next_at = self.now + _SOON
-            hints.write(connection, task, Hints(None, self.result.next_at), self.now)
-            return
-        interval, round_ = interval_of(task["interval_s"]), None
-        limit = self.result.limit = at_once(task["parallel"], interval)
-        if (opens := hints.opens_at(connection, task, self.now)) is not None and opens > self.now:
-            self.result.next_at = opens
-            hints.settle(connection, self.ledger, task)
-            return
-        if interval:
-            last = hints.round_of(task)
-            round_ = last if last["left"] else {"ranges": [], "again": [], "left": limit, "at": self.now}
-            wanted = min(wanted, round_["left"], limit or 1, MOST_OF_ROUND)
-        if task["turning"] is None and task["tolerated_failures"] is not None:  # a retry takes failures back meanwhile
-            wanted = _tolerated(connection, task, wanted)
-        taking, wanted = rates.gate(connection, rate, wanted, self.now)
-        self.result.is_locked = rate is not None and taking is None
-        self.left = wanted
-        if wanted > 0:
-            self._lend(gate)
-        if taking is not None:
-            self.result.opens = taking.take(connection, wanted - self.left, self.now)
-        task |= (values := self._noted(round_, wanted - self.left))
-        found = hints.settle(connection, self.ledger, task, **values)
-        self.result.next_at = None if round_ is None else found.due_next
+    def run(self, wanted: int) -> None:
+        """Asks the gates, lends what they permit, and settles the hints."""
+        connection, task, permitted = self.connection, self.task, wanted
+        for gate in self.gates:
+            permitted = gate.permits(permitted) if permitted > 0 else 0
+        self.left, values = permitted, dict[str, Any]()
+        if permitted > 0:
+            self._lend()
+            lent = gates.Lent(permitted - self.left, [(each.low, each.high) for each in self.loans], self.claimed)
+            for gate in self.gates:
+                values |= gate.take(lent)
+        task |= values
+        own = max((gate.opens or 0 for gate in self.gates if gate.name is None), default=0)
+        found = hints.settle(connection, self.ledger, task, not_before=own, **values)
+        closed = {gate.name: gate.opens for gate in self.gates if gate.name is not None and gate.opens is not None}
+        self.result.closed = frozenset(closed)
+        self.result.next_at = max(closed.values(), default=found.due_next)
+        self.result.is_locked |= any(gate.is_locked for gate in self.gates)
         has_none = not (self.loans or self.claimed or found.ready is not None)
-        self.is_idle = task["session_holder"] is not None and has_none and (rate is None or wanted > 0)
+        self.is_idle = task["session_holder"] is not None and has_none and permitted > 0
 
-    def _noted(self, round_: Mapping[str, Any] | None, lent: int) -> dict[str, Any]:
-        """The columns of the Task that a borrow changes besides its pointer and its hints."""
-        task = self.task
-        if round_ is None and task["round_at"] is not None:
-            return {"round_at": None, "round_jobs": None}
-        if not (self.loans or self.claimed):
-            return {}
-        values: dict[str, Any] = {} if task["started_at"] is not None else {"started_at": self.now}
-        if round_ is not None:
-            jobs = {
-                "ranges": [*round_["ranges"], *([each.low, each.high] for each in self.loans)],
-                "again": [*round_["again"], *self.claimed],
-                "left": round_["left"] - lent,
-            }
-            values |= {"round_at": round_.get("at", task["round_at"]), "round_jobs": dumps(jobs)}
-        return values
-
-    def _lend(self, gate: sessions.KeysGate | None) -> None:
+    def _lend(self) -> None:
+        gate = self.keys.turns
         self._claim_due(gate)
         if self.left > 0:
             self._take_free()
@@ -473,7 +452,7 @@ class _Borrow:
         if gate is not None and due:
             turns = sessions.turns(sessions.asking(self.connection, due), gate.before)
             sessions.postpone(self.connection, turns.wait, BLOCKED)
-            sessions.postpone(self.connection, turns.early, self.now + _SOON)
+            sessions.postpone(self.connection, turns.early, self.now + gates.SOON)
             self.blocked |= set(turns.wait.values())
             due = [i for i in due if i in turns.go]
         self.claimed = _claim(self.connection, self.ledger, due, _e.due_at <= self.now)
@@ -542,55 +521,11 @@ class _Borrow:
         return Loan(int(key[0]), task_id, low, high)
 
 
-_SOON: Final = 400_000
-"""Microseconds until the next borrow from a Task with keys, while an earlier Task is being split."""
-
 _LEAST_PASSED: Final = 256
 """Smallest number of rows read at once to find jobs whose turn has come. Below :data:`_MOST_PASSED`."""
 
 _MOST_PASSED: Final = 2_000
 """Most rows that the pointer of a Task with keys passes in one borrow, unless more jobs are wanted."""
-
-
-def _tolerated(connection: Connection, task: Mapping[str, Any], wanted: int) -> int:
-    """How many of ``wanted`` jobs may be lent of a locked Task with tolerated failures.
-
-    Reads the number of lent jobs before that of failures: writers of outcomes do not lock the Task, and each statement sees
-    what is committed by then. A job that fails in between counts twice; in the other order it would not count at all.
-    """
-    room = wanted
-    for exactly in (False, True):
-        lent = holders(connection, task["id"], exactly=exactly).total()
-        room = readiness.tolerated(wanted, task_rows.tolerated_left(connection, task), lent)
-        if room == wanted:
-            break
-    return room
-
-
-def _of_loans(count: Any) -> Any:
-    found = sa.select(_l.process, sa.func.sum(count)).where(_l.task_id == sa.bindparam("of"), _l.process.is_not(None))
-    return found.group_by(_l.process)
-
-
-_LENT_AT_MOST: Final = _of_loans(_l.high - _l.low)
-# No join: the database might read all Events of the Task for it.
-_LENT_OPEN: Final = _of_loans(sa.select(sa.func.count()).where(*IN_LOAN, UNHELD).correlate(loans).scalar_subquery())
-# The function keeps the index of ``task_id`` out: by it, every Event of the Task would be read for the few with a process.
-_CLAIMED: Final = (
-    sa.select(_e.process, sa.func.count())
-    .with_hint(events, "FORCE INDEX (ix_events_process)", "mariadb")
-    .where(_e.process.is_not(None), sa.func.coalesce(_e.task_id, 0) == sa.bindparam("of"), IS_OPEN)
-    .group_by(_e.process)
-)
-
-
-def holders(connection: Connection, task_id: int, *, exactly: bool = False) -> Counter[str]:
-    """The processes that hold jobs of a Task by loans and claims, with the largest number that each may hold. ``exactly``:
-    without jobs of loans that have ended, so that one long job does not count for its whole loan; reads the ranges."""
-    found = Counter[str]()
-    for each in (_LENT_OPEN if exactly else _LENT_AT_MOST, _CLAIMED):
-        found.update({str(process): int(count) for process, count in connection.execute(each, {"of": task_id})})
-    return found
 
 
 # -- small Tasks, many per transaction: alone, each would cost as many statements and commits as a large one
@@ -1068,7 +1003,7 @@ def lease_places(ledger: Ledger, task_id: int, want: int, running: int, *, holds
         may = readiness.may_start(task["state"], hints.in_session(task))
         n: int | None = None
         if limit is not None:
-            is_open = set(filter(has_places, holders(connection, task_id))) <= {*rows, ledger.identity}
+            is_open = set(filter(has_places, gates.holders(connection, task_id))) <= {*rows, ledger.identity}
             n = readiness.granted(want if may else 0, running, limit, sum(rows.values()), is_open=is_open)
             n = n if n or holds else None
         mine = (_p.task_id == task_id) & (_p.process == ledger.identity)

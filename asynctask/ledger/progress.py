@@ -707,16 +707,19 @@ def _needs_attention() -> Any:
     """Whether a Task has rows that failed or were not accepted, and have not succeeded since in a Task that corrects them;
     or was not accepted, or not read to its end; or paused itself, or what should have followed it failed."""
 
-    def sums(column: Any, of_these: Any) -> Any:
-        return sa.func.coalesce(sa.select(sa.func.sum(column)).where(of_these).scalar_subquery(), 0)
+    def sums(found: sa.Select[Any]) -> Any:
+        return sa.func.coalesce(found.correlate(tasks).scalar_subquery(), 0)
 
-    correcting = sa.select(task_ancestors.c.task_id).where(task_ancestors.c.ancestor_id == _t.id)
-    unsuccessful = sums(_n.failed + _n.error, _n.task_id == _t.id) + _t.rejected
+    unsuccessful = sums(sa.select(sa.func.sum(_n.failed + _n.error)).where(_n.task_id == _t.id)) + _t.rejected
+    finished = sa.select(sa.func.sum(_n.finish)).join_from(
+        task_ancestors, task_tallies, _n.task_id == task_ancestors.c.task_id
+    )
+    mended = _t.mended + sums(finished.where(task_ancestors.c.ancestor_id == _t.id))
     return sa.or_(
         _t.state_reason.in_(("too_many_failures", "callback_failed")),
         _t.split_state == "failed",
         (_t.state == str(State.REJECTED)) & (_t.rejected == 0),
-        unsuccessful > _t.mended + sums(_n.finish, _n.task_id.in_(correcting)),
+        unsuccessful > mended,
     )
 
 

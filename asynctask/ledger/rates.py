@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Annotated, Any, Final, NamedTuple, Protocol, TypedDict
 
@@ -26,6 +25,7 @@ from asynctask.database.retrying import TransactionConflict, repeatable
 from asynctask.database.tables import rated_workers, rates, tasks
 from asynctask.errors import ConfigError, InputError, NotFound, Problem
 from asynctask.ledger.base import Ledger
+from asynctask.ledger.gates import Gate, Lent
 from asynctask.messages import clean
 
 MAX_NAME: Final = 128
@@ -134,7 +134,7 @@ def _declare(ledger: Ledger, wanted: Mapping[str, tuple[str, str]], own: list[st
         raise TransactionConflict("another process has declared these limits") from error
 
 
-# -- the gate: what a borrow reads and takes
+# -- the gate
 
 _IS_CLOSED: Final = sa.and_(
     _r.free_at > sa.bindparam("now") + RATE_AHEAD,
@@ -151,37 +151,39 @@ NEXT_OPENING: Final = sa.select(sa.func.min(_r.free_at) - RATE_AHEAD).where(_IS_
 """When the next of the closed limits permits a start."""
 
 
-@dataclass(slots=True)
-class Taking:
-    """A limit whose row this transaction has locked."""
-
-    name: str
-    every: int
-    free_at: int
-
-    def take(self, connection: Connection, count: int, now: int) -> int | None:
-        """Takes so many starts; returns when the limit permits the next one, None if it does so now."""
-        if count:
-            self.free_at = taken(self.free_at, self.every, now, count)
-            connection.execute(rates.update().where(_r.name == self.name).values(free_at=self.free_at))
-        opens = rate_opens(self.free_at, self.every, now)
-        return opens if opens > now else None
-
-
 _ROW: Final = sa.select(_r.name, _r.every, _r.free_at).where(_r.name == sa.bindparam("name"))
 _FREE: Final = _ROW.with_for_update(skip_locked=True)
 
 
-def gate(connection: Connection, name: str | None, wanted: int, now: int) -> tuple[Taking | None, int]:
-    """How many of ``wanted`` starts the limit of this name permits now, and the limit, locked without a wait. None and 0 if
-    another transaction holds it, or it is gone; None and ``wanted`` without a name."""
-    if name is None:
-        return None, wanted
-    row = connection.execute(_ROW if connection.dialect.name == "sqlite" else _FREE, {"name": name}).first()
-    if row is None:
-        return None, 0
-    found = Taking(str(row.name), int(row.every), int(row.free_at))
-    return found, min(wanted, permitted(found.free_at, found.every, now))
+class Limit(Gate):
+    """The rate limit ``name`` permits a start. Its row is locked without a wait until the end of the transaction."""
+
+    every = free_at = 0
+
+    def permits(self, wanted: int) -> int:
+        """None while another transaction holds the limit, or if it is gone."""
+        if self.name is None:
+            return wanted
+        row = self.connection.execute(
+            _ROW if self.connection.dialect.name == "sqlite" else _FREE, {"name": self.name}
+        ).first()
+        if row is None:
+            self.is_locked = True
+            return 0
+        self.every, self.free_at = int(row.every), int(row.free_at)
+        self._note()
+        return min(wanted, permitted(self.free_at, self.every, self.now))
+
+    def take(self, lent: Lent) -> dict[str, Any]:
+        if lent.number and self.name is not None:
+            self.free_at = taken(self.free_at, self.every, self.now, lent.number)
+            self.connection.execute(rates.update().where(_r.name == self.name).values(free_at=self.free_at))
+            self._note()
+        return {}
+
+    def _note(self) -> None:
+        opens = rate_opens(self.free_at, self.every, self.now)
+        self.opens = opens if opens > self.now else None
 
 
 # -- what people see and do

@@ -134,7 +134,7 @@ def step_aside(ledger: Ledger, task_id: int) -> bool:
             return False
         if not _waits_for_retries(connection, row, ledger.now()):
             return False
-        left = {"session_holder": None, "session_position": ledger.now()}
+        left: dict[str, Any] = {"session_holder": None, "session_position": ledger.now()}
         settle(connection, ledger, {**row, **left}, **left, version=_t.version + 1)
         promote(connection, ledger, row["session_key"])
     return True

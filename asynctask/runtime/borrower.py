@@ -218,7 +218,7 @@ class Picker:
         self._due: int | None = None  # when the next job is due, as far as known (microseconds)
         self._is_locked = False  # the last borrow found Tasks whose rows other transactions had locked
         self._rated: dict[int, str] = {}  # the rate limits of the offered Tasks, and of those with ready jobs
-        self._closed: set[str] = set()  # the limits that permit no more starts in this borrow
+        self._closed: set[str | None] = set()  # the limits that permit no more starts in this borrow
 
     # -- when
 
@@ -360,10 +360,8 @@ class Picker:
         return count * max(self._durations.of(task_id, AHEAD_S) / self._pool.concurrency, AHEAD_S / MOST)
 
     def _borrow_of(self, offer: Offer, amount: int, rank: Rank, is_urgent: bool) -> int:
-        if offer.rate is not None:
-            amount = min(amount, self._within_rate(offer.rate))
-        if offer.limit is not None and amount > 0:
-            amount = self._within_limit(offer, amount, is_urgent)
+        for permitted in (self._within_rate, self._within_limit):
+            amount = permitted(offer, amount, is_urgent) if amount > 0 else 0
         if amount <= 0:
             return 0
         asked = self._ledger.clock.monotonic()
@@ -371,21 +369,22 @@ class Picker:
         self._is_locked |= found.is_locked
         if found.next_at is not None and found.next_at > self._ledger.now():
             self.expect(found.next_at)
-        if offer.rate is not None and found.opens is not None:
-            self._closed.add(offer.rate)
-            self.expect(found.opens)
+        self._closed |= found.closed
         return self._arrivals.lent(rank, offer, found, asked)
 
-    def _within_rate(self, rate: str) -> int:
-        """How many jobs of a rate limit to borrow: as many as start at once; one if no thread is idle, but one soon is."""
-        if rate in self._closed:
-            return 0
+    def _within_rate(self, offer: Offer, amount: int, _is_urgent: bool) -> int:
+        """How many jobs of a Task to borrow by its rate limit: as many as start at once; one if no thread is idle, but one
+        soon is."""
+        if (rate := offer.rate) is None or rate in self._closed:
+            return amount if rate is None else 0
         waiting = sum(count for i, count in self._pool.jobs.ready_by_task().items() if self._rated.get(i or 0) == rate)
-        return self._pool.idle or int(self._pool.frees_threads and not waiting)
+        return min(amount, self._pool.idle or int(self._pool.frees_threads and not waiting))
 
     def _within_limit(self, offer: Offer, amount: int, is_urgent: bool) -> int:
         """Leases places of a Task with a limit; returns how many jobs of it to borrow."""
-        jobs, limit = self._pool.jobs, offer.limit or 0
+        if (limit := offer.limit) is None:
+            return amount
+        jobs = self._pool.jobs
         places, used, waiting = jobs.places(offer.task_id)
         want = min(limit, max(places, used + max(1, self._threads(is_urgent))))
         if want > places:
@@ -398,7 +397,7 @@ class Picker:
             jobs.limit(offer.task_id, places if places or holds else None)
             if lease.is_locked or lease.places is None:
                 return 0
-        if offer.has_rounds or offer.rate is not None or not self._durations.knows(offer.task_id):  # they begin at once
+        if offer.begins_at_once or not self._durations.knows(offer.task_id):  # they begin at once
             return max(0, places - used - waiting)
         ahead = max(places, int(AHEAD_S * places / self._durations.of(offer.task_id, AHEAD_S)))
         if used >= places and waiting > ahead * LEAST:

@@ -91,8 +91,9 @@ class Outgoing:
 
     def _ask(self, worker: Worker, copy: Copy, kept: list[Copy]) -> str:
         job = CurrentJob(
-            copy.jid, task_id=copy.task_id, attempt=copy.attempt, queue=copy.queue, payload=dict(decode(copy.payload))
-        )
+            copy.jid, task_id=copy.task_id, attempt=copy.attempt, queue=copy.queue, payload=dict(decode(copy.payload)),
+            task=copy.task,
+        )  # fmt: skip
         try:
             if not passes(self._chain, worker, job):
                 return "stopped by a client middleware"
@@ -163,7 +164,7 @@ def tracked_copy(ready: Job, now: int) -> Copy:
     name = f'"{jid}"' if jid.isalnum() and jid.isascii() else orjson.dumps(jid).decode()
     text = f"{before}{args}{between}{name}{after}"
     priority = options.get("priority") if ready.priority is None else ready.priority
-    return Copy(jid, ready.attempt, ready.queue, text, int(priority or 0), ready.task_id)
+    return Copy(jid, ready.attempt, ready.queue, text, int(priority or 0), ready.task_id, task=ready.task)
 
 
 def _untracked(ready: Job, now: int) -> Copy:
@@ -191,7 +192,8 @@ def _sent_again(ready: Job, run: Mapping[str, Any], now: int) -> Copy:
         use_task_event=True, attempt=ready.attempt, task_id=ready.task_id, retry_count=ready.retries - 1,
     )  # fmt: skip
     job[AGAIN] = {name: run[name] for name in ("kwargs", "before", "signature")}
-    return Copy(ready.job_id, ready.attempt, ready.queue, encoded(job), int(ready.priority or 0), ready.task_id)
+    priority = int(ready.priority or 0)
+    return Copy(ready.job_id, ready.attempt, ready.queue, encoded(job), priority, ready.task_id, task=ready.task)
 
 
 def _lone_arguments(params: str) -> str:

@@ -12,7 +12,7 @@ import inspect
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
@@ -27,7 +27,7 @@ from asynctask.brokers.base import About
 from asynctask.clock import SECOND
 from asynctask.core.transitions import Begin
 from asynctask.database.engine import DatabaseTime
-from asynctask.errors import AsyncTaskError, ConfigError, InputError
+from asynctask.errors import AsyncTaskError, ConfigError, InputError, Unavailable
 from asynctask.iterable import item_statuses, pack
 from asynctask.job import Checkpoint, CurrentJob, JobTask, context_text
 from asynctask.ledger import lending, queries
@@ -427,7 +427,8 @@ class _Drain:
     limit: int
     performed: int = 0
     jumps: int = 0  # since the last job
-    stepped_at: float = 0.0
+    turn: threading.Lock = field(default_factory=threading.Lock)  # of the thread that does what is not a job
+    ended: threading.Event = field(default_factory=threading.Event)
     parts: _Apart = field(init=False)
     queues: dict[str, int] = field(init=False)
     launcher: Launcher = field(init=False)
@@ -446,10 +447,15 @@ class _Drain:
         launcher.heartbeat.start()
         self.app.fire("startup")
         launcher.recorder.start()
+        checks = threading.Thread(target=self.check, name="drain-checks", daemon=True)
+        checks.start()
         try:
-            while self.step() or self.settle() or self.step() or self.jump():
-                pass
+            with self.turn:
+                while self.step() or self.settle() or self.step() or self.jump():
+                    pass
         finally:
+            self.ended.set()
+            checks.join()
             self.end()
         counts = Counter[str]()
         for outcomes in launcher.figures.as_dict()["outcomes"].values():
@@ -459,24 +465,27 @@ class _Drain:
     def step(self) -> bool:
         """Borrows, and performs what was borrowed; whether anything was performed."""
         pool, before = self.launcher.pool, self.performed
-        self.borrow()
+        self.launcher.borrower.step()
         pool.jobs.end(1)  # so that `take` returns None once it finds no job
         while (execution := pool.jobs.take()) is not None:
-            if self.app.clock.monotonic() - self.stepped_at > _FRESH_S:
-                self.borrow()  # checks what was borrowed, too
             if self.performed >= self.limit:
                 pool.release(execution)
                 raise Undrained(f"drain() has performed {self.limit:,} jobs, and more are due: {self.left()}")
-            pool.run(execution)
+            self.turn.release()
+            try:
+                pool.run(execution)
+            finally:
+                self.turn.acquire()
             self.performed, self.jumps = self.performed + 1, 0
             if self.parts.interrupted.is_set():
                 raise KeyboardInterrupt
         return self.performed > before
 
-    def borrow(self) -> None:
-        """One step of the borrower."""
-        self.stepped_at = self.app.clock.monotonic()
-        self.launcher.borrower.step()
+    def check(self) -> None:
+        """While a job runs or is about to, checks what is borrowed: a job begins only if its last check is fresh."""
+        while not self.ended.wait(_FRESH_S):
+            with self.turn, suppress(Unavailable):
+                self.launcher.borrower.step()
 
     def settle(self) -> bool:
         """Waits until all outcomes are recorded and lists are split, does what maintenance does for Tasks, and calls the

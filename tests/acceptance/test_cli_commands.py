@@ -169,6 +169,9 @@ def test_a_task_is_steered_without_a_worker_and_without_the_code(desk: Desk) -> 
     assert "5%" in desk.run("set", task_id, "tolerated_failures=many", code=2).stderr
     assert desk.json("resume", task_id)["state"] == "running"
     assert [each["task_id"] for each in desk.json("tasks", "--state", "running")["tasks"]] == [task_id]
+    assert desk.json("tasks", "--group", "running", "--since", "2026-01-01T00:00:00Z")["tasks"][0]["task_id"] == task_id
+    assert desk.json("tasks", "--group", "attention")["tasks"] == desk.json("tasks", "--group", "finished")["tasks"] == []
+    assert "--since must be a time of RFC 3339" in desk.run("tasks", "--since", "yesterday", code=2).stderr
     assert "Renamed" in desk.run("tasks").stdout
     cancelled = desk.json("cancel", task_id)
     assert (cancelled["state"], cancelled["counts"]["cancelled"]) == ("cancelled", 20)

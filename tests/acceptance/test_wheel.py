@@ -103,6 +103,10 @@ def test_the_wheel_holds_migrations_examples_types_templates_and_nothing_of_the_
         "asynctask/_examples/promotions.py",
         "asynctask/_examples/engines/celery_promotions.py",
         "asynctask/_examples/shop/shop/templates/task.html",
+        "asynctask/_examples/frontend/index.html",
+        "webapi/static/client/asynctask.js",
+        "webapi/static/client/asynctask.d.ts",
+        "webapi/static/client/package.json",
     ):
         assert needed in names, f"{needed} is not in the wheel"
     entries = (

@@ -67,6 +67,6 @@ def test_each_queue_shows_what_ended_in_the_last_hour(page: Page, open_shop: tup
     ended = page.locator("#queues").get_by_role("img", name="9 rows have ended in the last hour")
     with closing(AsyncTask(environ=shop.environ)) as app:
         wait_for(lambda: sum(app.history()["series"][0]["total"][k] for k in ("finish", "failed")) >= 9, "it is written")
-    page.goto(f"{url}/jobs")
+    page.goto(f"{url}/queues")
     expect(ended).to_be_visible()
     shop.open_gate(10)

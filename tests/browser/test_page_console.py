@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from contextlib import closing
@@ -12,6 +13,8 @@ from playwright.sync_api import Locator, Page, expect
 from support.serving import Shop, get
 
 from asynctask import AsyncTask
+from asynctask.ledger import processes
+from asynctask.testing import wait_for
 
 pytestmark = pytest.mark.one_database(reason="the API answers alike on each database")
 
@@ -140,6 +143,19 @@ def test_the_operators_pages_fit_a_phone_and_the_jobs_of_a_list_are_run_now(page
             assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), path
             assert page.locator("nav [aria-current=page]").first.inner_text() in page.locator("nav").first.inner_text()
         expect(page.locator("#webhooks-card")).to_contain_text("sent to receiver.example")
+        with closing(AsyncTask(environ=shop.environ)) as other:
+            processes.register(other.ledger, other.host, kind="worker", pid=os.getpid(), lease_s=600, concurrency=3)
+
+            def is_held() -> bool:
+                processes.renew(other.ledger.database, {other.ledger.identity: []}, lease_s=600)
+                return any(each["held_s"] is not None for each in app.operations.processes())
+
+            wait_for(is_held, "its supervisor says that it does not answer")
+            page.goto(f"{url}/workers")
+            expect(row(page, "processes", other.ledger.identity)).to_have_class("alarm")
+            expect(row(page, "processes", other.ledger.identity)).to_contain_text(f"kill -9 {os.getpid()} on")
+            expect(page.locator("#summary")).to_contain_text("1 process does not answer.")
+        page.goto(f"{url}/schedules")
         assert "secret" not in page.content().replace("webhook_secret", "")
         page.goto(f"{url}/failures?list=scheduled")
         expect(page.get_by_role("link", name=job_id)).to_be_visible()

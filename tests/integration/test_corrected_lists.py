@@ -105,9 +105,14 @@ def test_a_task_needs_attention_until_its_rows_are_mended(world: World, monkeypa
     assert ids("attention") == [parent.id, unread.id, paused.id]
     assert ids("running") == [paused.id]
     assert ids("finished") == [parent.id, unread.id, fine.id]
-    some = sheet(app, report(parent, ALL_OK, only=("3", "4")), resubmit_of=parent.id)
+    some = sheet(app, report(parent, {**ALL_OK, "4": {"kind": "refuse"}}, only=("3", "4")), resubmit_of=parent.id)
     done(world, app, some)
-    assert parent.id in ids("attention"), "two rows are left"
+    assert ids("attention") == [some.id, parent.id, unread.id, paused.id], (
+        "a row of the one, and three of the other are left"
+    )
+    again = sheet(app, report(some, {"4": {"kind": "ok"}}), resubmit_of=some.id)
+    done(world, app, again)
+    assert ids("attention") == [parent.id, unread.id, paused.id], "two rows of the first are left"
     rest = sheet(
         app, report(parent, {**ALL_OK, "7": {"n": "9", "kind": "ok"}}, only=("5", "7"), kind="all"), resubmit_of=parent.id
     )

@@ -20,6 +20,8 @@ from asynctask.errors import ConfigError
 from asynctask.integrations import dramatiq as dramatiq_engine
 from asynctask.integrations import rq as rq_engine
 from asynctask.integrations.celery import attach
+from asynctask.runtime.execution import Execution
+from asynctask.runtime.pool import STALE_S, StartGate
 from asynctask.testing import Undrained, drain, inline, running, wait_for
 
 pytestmark = pytest.mark.each_database(reason="the ledger's times and loans are made in SQL")
@@ -130,6 +132,20 @@ def test_slices_sessions_and_keys(shop: Shop) -> None:
     assert (first.progress()["counts"]["finish"], second.progress()["counts"]["finish"]) == (5, 2)
     assert shop.done.index(7) > shop.done.index(4)
     nothing_is_left(shop.app)
+
+
+def test_a_machine_that_stands_still_before_a_job_begins_only_delays_it(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opens, stand = StartGate.opens, threading.Event()
+
+    def slow(self: StartGate, execution: Execution) -> bool:
+        stand.wait(STALE_S * 1.2)
+        return opens(self, execution)
+
+    monkeypatch.setattr(StartGate, "opens", slow)
+    shop.app.submit("enroll", numbers(2))
+    assert drain(shop.app)["finish"] == 2
 
 
 def test_what_a_person_holds_back_stays(shop: Shop) -> None:

@@ -79,9 +79,13 @@ def test_rows_and_callbacks_are_in_the_trace_of_the_submission(
     (callback,) = named(exporter, "process archive")
     assert submit.parent is not None
     assert submit.parent.span_id == request.get_span_context().span_id
+    sent = {id_of(span): span for span in named(exporter, "dispatch enroll")}
+    assert len(sent) == 3
     for span in (*rows, callback):
         assert span.parent is not None
-        assert span.parent.span_id == id_of(submit)
+        parent = span.parent if span is callback else sent.pop(span.parent.span_id).parent
+        assert parent is not None
+        assert parent.span_id == id_of(submit)
         assert span.attributes is not None
         assert span.attributes.items() >= {"asynctask.task_id": task.id, "messaging.system": "asynctask"}.items()
     assert [(span.attributes or {})["asynctask.row"] for span in rows] == [1, 2, 3]

@@ -189,7 +189,7 @@ def test_a_broker_that_does_not_answer_is_the_reason(app: AsyncTask, monkeypatch
     def away(*_: Any) -> None:
         raise BrokerUnavailable("Redis at 127.0.0.1:6379 does not answer")
 
-    monkeypatch.setattr(type(app.operations), "processes", away)
+    monkeypatch.setattr(type(app.operations), "_registered", away)
     assert only(app, task)[:2] == ("broker_away", "Redis at 127.0.0.1:6379 does not answer")
 
 

@@ -235,6 +235,8 @@ class EngineConformance(ABC):
             assert (event["status"], event["messages"][-1]["message"]) == ("error", "Error: ValueError: broken")
             assert performed(folder) == [1, 1, 1]
             exact(engine.app, task, error=1)
+            engine.stop()
+            wait_for(lambda: in_history(engine.app, "again") == (1, 2), "its end and its retries are in the history")
 
     def test_the_last_error_is_kept_with_the_frames_of_the_function_and_its_process(self) -> None:
         with self.harness() as (engine, _):
@@ -681,6 +683,12 @@ def deliver_again(app: AsyncTask, event: Mapping[str, Any]) -> None:
     job = build(event["worker_name"], [event["params"]], event["job_id"], event["queue"], 0, created_at=0)
     copy = Copy(event["job_id"], event["attempt"], event["queue"], dump(job), task_id=event["task_id"])
     Router(app.broker, app.engines, app.clock).push(engine_of(copy.queue), [copy])
+
+
+def in_history(app: AsyncTask, worker: str) -> tuple[int, int]:
+    """The errors and the retries of a worker in the last hour, if their run times are known, too."""
+    total = app.history(worker=worker)["series"][0]["total"]
+    return (0, 0) if total["p50_s"] is None else (total["error"], total["retried"])
 
 
 def is_past(task: TaskHandle, count: int) -> bool:

@@ -11,7 +11,7 @@ from flask.testing import FlaskClient
 from pydantic import BaseModel, Field
 from support.databases import migrated_file
 
-from asynctask import AsyncTask, NormalException
+from asynctask import AsyncTask, NormalException, __version__
 from webapi import User, create_app
 from webapi.context import Slots
 
@@ -87,7 +87,8 @@ def calls(app: AsyncTask, **in_path: Any) -> Iterator[tuple[str, str, str]]:
     flask_app = create_app(app)
     adapter = flask_app.url_map.bind("localhost")
     for rule in flask_app.url_map.iter_rules():
-        named = {"name": "default", "filename": "task.js", "version": "none", "template": "0" * 32, **in_path}
+        named = {"name": "default", "filename": "task.js", "version": __version__, **in_path}
+        named = {"fingerprint": "0" * 12, "template": "0" * 32, **named}
         for method in sorted((rule.methods or set()) - {"OPTIONS", "HEAD"}):
             yield rule.endpoint, method, adapter.build(rule.endpoint, {each: named[each] for each in rule.arguments})
 

@@ -19,7 +19,7 @@ from asynctask.config import Config, settings, shown
 from asynctask.errors import ConfigError
 from webapi import User, create_app
 from webapi.access import OWN, PUBLIC, right_for
-from webapi.security import OPEN
+from webapi.security import FILES, OPEN
 
 SECRETS = {name: f"{name}-has-a-secret-of-its-own" for name in ("shop", "rival", "reader", "chief", "drop")}
 TOKENS = (
@@ -107,7 +107,7 @@ def test_every_route_but_the_probes_and_the_files_of_the_page_answers_nobody_wit
     for client, asks in ((as_user(app, None), False), (client_of(guarded), True)):
         for endpoint, method, path in calls(app, task_id=1, job_id="none"):
             answer = client.open(path, method=method, json={})
-            if endpoint in ("health.healthz", "health.readyz", "static"):
+            if endpoint in ("health.healthz", "health.readyz", *FILES):
                 assert answer.status_code == 200
             elif endpoint in OPEN:
                 assert answer.status_code != 401, "it is how somebody becomes known"
@@ -123,7 +123,7 @@ def test_no_shared_cache_keeps_an_answer_for_somebody_else(guarded: AsyncTask) -
     (event,) = task.events()
     walked = 0
     for endpoint, method, path in calls(guarded, task_id=task.id, job_id=event["job_id"]):
-        if method == "GET" and endpoint not in ("tasks.stream", "static"):
+        if method == "GET" and endpoint not in FILES | {"tasks.stream"}:
             answer = client_of(guarded).get(path, **login("chief"))
             walked += 1
             assert answer.cache_control.no_store or answer.cache_control.no_cache, path

@@ -15,7 +15,7 @@ from support.serving import Shop
 from support.webshop import Client
 
 from asynctask import AsyncTask
-from webapi.caching import fingerprint
+from webapi.caching import fingerprint_of
 
 GZIP = {"Accept-Encoding": "gzip, deflate, br"}
 
@@ -37,19 +37,25 @@ def test_the_files_of_a_page_are_kept_for_a_year_under_a_name_of_their_content(c
             client.get(home).text,
             "no-cache",
         )
-    for missing in ("/static/0123456789ab/nope.js", "/static/x/../app.css", "/static/..%2f__init__.py", "/static/"):
+    for missing in (
+        "/static/0123456789ab/nope.js",
+        "/static/x/../app.css",
+        "/static/client/nope.js",
+        "/static/..%2f__init__.py",
+        "/static/",
+    ):
         assert client.get(missing).status_code == 404
 
 
 def test_another_content_has_another_name(tmp_path: Path) -> None:
     (tmp_path / "a.js").write_text("1")
     (tmp_path / "b.js").write_text("2")
-    first = fingerprint(tmp_path)
-    assert fingerprint(tmp_path) == first
+    first = fingerprint_of(tmp_path)
+    assert fingerprint_of(tmp_path) == first
     (tmp_path / "b.js").write_text("3")
-    assert fingerprint(tmp_path) != first
+    assert fingerprint_of(tmp_path) != first
     (tmp_path / "b.js").rename(tmp_path / "c.js")
-    assert re.fullmatch("[0-9a-f]{12}", fingerprint(tmp_path))
+    assert re.fullmatch("[0-9a-f]{12}", fingerprint_of(tmp_path))
 
 
 def test_a_list_that_has_not_changed_is_not_sent_again(app: AsyncTask, client: Client) -> None:

@@ -131,6 +131,7 @@ def test_a_long_poll_without_a_change_ends_after_its_time(app: AsyncTask, client
     first = client.get(url)
     answer = client.get(f"{url}?wait=0.3&version={first.json['version']}")
     assert (answer.status_code, answer.json["version"]) == (200, first.json["version"])
+    assert "Asynctask-Held" not in answer.headers
     assert len(looked) > 2, "it looked again"
     answer = client.get(f"{url}?wait=0.3", headers={"If-None-Match": first.headers["ETag"]})
     assert answer.status_code == 304
@@ -164,7 +165,8 @@ def test_beyond_half_of_the_threads_a_long_poll_is_answered_at_once_and_a_stream
     app = make_app(web_threads=1)
     task, client = app.submit("enroll", [{"sku": "A"}]), client_of(app)
     version = client.get(f"/api/tasks/{task.id}").json["version"]
-    assert client.get(f"/api/tasks/{task.id}?wait=60&version={version}").json["version"] == version
+    answer = client.get(f"/api/tasks/{task.id}?wait=60&version={version}")
+    assert (answer.json["version"], answer.headers["Asynctask-Held"]) == (version, "no")
     answer = client.get(f"/api/tasks/{task.id}/stream")
     assert (answer.status_code, answer.json["code"]) == (503, "busy")
     assert answer.headers["Retry-After"] == "2"
@@ -302,7 +304,9 @@ def test_followers_leave_a_quarter_of_the_connections_to_others(app: AsyncTask) 
             ask(f"{url}/stream").recv(1)
         wait_for(lambda: server._notifier.followers == 12, "they follow", PATIENCE_S)
         for path, status in ((f"{url}/stream", 503), (f"{url}?wait=60&version={version}", 200), ("/readyz", 200)):
-            assert int(ask(path).recv(100).split()[1]) == status
+            answer = ask(path).recv(4096)
+            assert int(answer.split()[1]) == status
+            assert (b"asynctask-held: no" in answer.lower()) is ("wait" in path)
         assert server._notifier.followers == 12
 
 

@@ -26,7 +26,7 @@ from asynctask.config import Config, settings, shown
 from asynctask.errors import ConfigError, NoLinks, NotFound
 from asynctask.testing import wait_for
 from webapi.access import right_for
-from webapi.security import OPEN
+from webapi.security import FILES, OPEN
 
 SECRET = "a-secret-for-links-that-nobody-guesses"
 DAY = 86_400
@@ -163,11 +163,11 @@ def test_a_link_opens_its_task_and_nothing_else(app: AsyncTask, client: Client) 
     before = other.progress()
     for task, job in ((own, event), (other, strange)):
         for endpoint, method, path in calls(app, task_id=task.id, job_id=job["job_id"]):
-            if (task is own and (method != "GET" or endpoint == "tasks.stream")) or endpoint in OPEN - {"static"}:
+            if (task is own and (method != "GET" or endpoint == "tasks.stream")) or endpoint in OPEN - FILES:
                 continue
             named = str(task.id) in path.split("/") or job["job_id"] in path
             answer = client.open(f"{path}?link={text}", method=method, json={})
-            if endpoint in ("static", "health.healthz", "health.readyz"):
+            if endpoint in ("static", "pages.client", "health.healthz", "health.readyz"):
                 assert answer.status_code == 200
             elif not named or right_for(endpoint, method) in ("operate", "submit"):
                 assert said(answer) == (403, "forbidden"), (method, path)

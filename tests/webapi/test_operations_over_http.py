@@ -305,6 +305,21 @@ def test_a_queue_of_the_database_is_paused_and_goes_on(
         wait_for(lambda: seen == [1], "the untracked one is done")
 
 
+def test_the_navigation_counts_the_dead_and_is_shown_without_the_database(
+    app: AsyncTask, client: Client, ended: Callable[..., int], tmp_path: Path
+) -> None:
+    assert ">Failures<" in client.get("/queues").text
+    ended("BUG-1", "BUG-2")
+    wait_for(lambda: ">Failures (2)<" in client.get("/queues").text, "the dead are counted again")
+    assert "<title>Dead" in client.get("/failures").text
+    assert "<title>Failing now" in client.get("/failures?list=retries").text
+    assert "<title>Dead" in client.get("/failures?list=<script>").text
+    with closing(AsyncTask(environ={}, database_url="postgresql://x@127.0.0.1:1/x", data_dir=str(tmp_path))) as away:
+        for path in ("/failures", "/queues", "/workers", "/schedules"):
+            answer = client_of(away).get(path)
+            assert (answer.status_code, ">Failures<" in answer.text) == (200, True)
+
+
 def test_the_history_is_read_by_those_who_see_all(make_app: Callable[..., AsyncTask]) -> None:
     secrets = {"chief": "chief-has-a-secret-of-its-own", "shop@blue": "shop-has-a-secret-of-its-own"}
     app = make_app(tokens=" ".join(f"{name}={secret}" for name, secret in secrets.items()))

@@ -40,7 +40,7 @@ def test_the_reasons_of_a_wait_name_no_address_either(app: AsyncTask, monkeypatc
     def away(*_: Any) -> None:
         raise BrokerUnavailable(f"the broker does not answer: {DETAIL}")
 
-    monkeypatch.setattr(type(app.operations), "processes", away)
+    monkeypatch.setattr(type(app.operations), "_registered", away)
     answer = client_of(app).get(f"/api/tasks/{task.id}/waiting")
     (reason,) = answer.json["reasons"]
     assert (reason["code"], reason["message"]) == ("broker_away", "the broker does not answer; try again")

@@ -1,32 +1,24 @@
-// Talking to the server: one way for every request, whose end without a result is a Refused that says why in words; lists
-// that are taken once however often they are sent; and polling that survives a server that is away.
+// Talking to the server, beyond what asynctask.js does for every frontend: a request without a result is a Refused that says why
+// in words, and polling goes on for as long as the page is open.
 
+import { AsyncTaskError, backoff, request, submit } from "./client/asynctask.js";
 import { show, setText, showProblem } from "./dom.js";
 import { advice, cause, say, together, tongue } from "./words.js";
 
-const READ_MS = 20_000;
 const CHANGE_MS = 60_000;
-const LONGEST_WAIT = 15_000;
-const LONGEST_RETRY_AFTER = 60_000;
 const WHEN_DONE = 15_000;
 
 /**
- * A request without its result. `status` is 0 if no answer came; `cause` says what happened; `problem` is the API's problem+json,
- * if it wrote the answer, with a `detail` that also says what to do; `unknown` says whether a change may have been made all the
- * same; `retryMs` is that of Retry-After.
+ * An AsyncTaskError in the reader's words: `cause` says what happened; `problem` is the API's problem+json, if it wrote the answer,
+ * with a `detail` that also says what to do. `effect`: "change" or "list" if that may have been done all the same, or "none".
  */
 export class Refused extends Error {
-  constructor({ status = 0, data = null, retryAfter = null, effect }) {
-    // A proxy answers in formats of its own: only the API's problems are quoted.
-    const problem = String(data?.type ?? "").startsWith("urn:asynctask:problem:") ? data : null;
-    const seconds = /^\d{1,6}$/.test(retryAfter ?? "") ? Number(retryAfter) : null;
-    const unknown = effect !== "none" && (status < 400 || status >= 500);
+  constructor(error, effect) {
+    const { status, problem, retryMs, unknown } = error;
     const because = cause(status, problem?.detail);
-    const detail = together(because, ...advice(status, problem?.detail, unknown ? effect : "none", seconds));
+    const detail = together(because, ...advice(status, problem?.detail, unknown ? effect : "none", retryMs > 0 ? retryMs / 1000 : null));
     super(detail);
-    this.name = "Refused";
-    Object.assign(this, { status, unknown, cause: because, retryMs: (seconds ?? 0) * 1000 });
-    this.problem = { ...problem, detail, lang: tongue() };
+    Object.assign(this, { name: "Refused", status, retryMs, unknown, cause: because, problem: { ...problem, detail, lang: tongue() } });
   }
 
   /** Whether the API itself said that there is no such thing; a proxy also says 404 while it has no server. */
@@ -35,112 +27,36 @@ export class Refused extends Error {
   }
 }
 
-/** JSON from `url`, an object with the member `has`; throws Refused for all else. */
-export const call = async (url, options) => (await request(url, options)).data;
-
-/** Whether a link would be served: throws Refused if not. A browser says nothing of a download that is refused. */
-export const check = (url) => request(url, { method: "HEAD" });
+/** What `work` resolves to; throws Refused for an AsyncTaskError. */
+async function inWords(effect, work) {
+  try {
+    return await work;
+  } catch (error) {
+    throw error instanceof AsyncTaskError ? new Refused(error, effect) : error;
+  }
+}
 
 const LINK = new URLSearchParams(location.search).get("link");
 
 /** A URL of this server with the signed link that the page was opened with, if it was: the server knows its reader by that. */
 export const linked = (url) => (LINK === null ? url : `${url}${url.includes("?") ? "&" : "?"}link=${encodeURIComponent(LINK)}`);
 
-/** An answer with its ETag; `data` is null if it is the one that `etag` stands for. */
-async function request(url, { method = "GET", body, has, etag = null }) {
-  const headers = { Accept: "application/json" };
-  if (etag !== null) headers["If-None-Match"] = etag;
-  if (body !== undefined) headers["Content-Type"] = "application/json";
-  const effect = method === "GET" || method === "HEAD" ? "none" : "change";
-  let response;
-  let text;
-  try {
-    const signal = AbortSignal.timeout(effect === "none" ? READ_MS : CHANGE_MS);
-    response = await fetch(linked(url), { method, headers, body: body === undefined ? undefined : JSON.stringify(body), signal });
-    text = await response.text();
-  } catch {
-    throw new Refused({ effect });
-  }
-  if ((response.status === 304 && etag !== null) || (response.ok && method === "HEAD")) return { data: null, etag };
-  return { data: taken(response.status, text, response.headers.get("Retry-After"), has, effect), etag: response.headers.get("ETag") };
+/** JSON from `url`, an object with the member `has`; throws Refused for all else. */
+export async function call(url, { method = "GET", body, has }) {
+  const json = body === undefined ? {} : { body: JSON.stringify(body), headers: { "Content-Type": "application/json" } };
+  const change = method === "GET" ? {} : { method, ms: CHANGE_MS };
+  const { data } = await inWords(method === "GET" ? "none" : "change", request(linked(url), { ...change, ...json, has: [has] }));
+  return data;
 }
 
-function taken(status, text, retryAfter, has, effect) {
-  const data = parsed(text);
-  if (status >= 200 && status < 300 && data !== null && has in data) return data;
-  throw new Refused({ status, data, retryAfter, effect });
-}
-
-/** An object of JSON, or null. */
-function parsed(text) {
-  try {
-    const data = JSON.parse(text);
-    return typeof data === "object" ? data : null;
-  } catch {
-    return null;
-  }
-}
-
-// -- Lists -------------------------------------------------------------------------------------------------------------
+/** Whether a link would be served: throws Refused if not. A browser says nothing of a download that is refused. */
+export const check = (url) => inWords("none", request(linked(url), { method: "HEAD" }));
 
 /**
- * Sends a list, a FormData with its file; `onSent` gets the share that has gone, 0 to 1. Throws Refused. A list whose answer
- * was lost keeps its Idempotency-Key: sent again, with the same file and fields, it becomes no second Task.
+ * Sends a list, a FormData with its file, to the `url` of Tasks; `onSent` gets the share that has gone, 0 to 1. Throws Refused.
  */
-export function upload(url, fields, onSent) {
-  const list = JSON.stringify([...fields].map(([name, value]) =>
-    (value instanceof File ? [name, value.name, value.size, value.lastModified] : [name, value])));
-  // XMLHttpRequest, because fetch does not say how much of a body has gone.
-  return new Promise((resolve, reject) => {
-    const request = new XMLHttpRequest();
-    request.open("POST", url);
-    request.setRequestHeader("Accept", "application/json");
-    request.setRequestHeader("Idempotency-Key", keyOf(list));
-    request.upload.addEventListener("progress", (e) => e.lengthComputable && onSent(e.loaded / e.total));
-    for (const kind of ["error", "abort"]) request.addEventListener(kind, () => reject(new Refused({ effect: "list" })));
-    request.addEventListener("load", () => {
-      try {
-        const task = taken(request.status, request.responseText, request.getResponseHeader("Retry-After"), "links", "list");
-        forget(list);
-        resolve(task);
-      } catch (error) {
-        if (!error.unknown) forget(list);
-        reject(error);
-      }
-    });
-    request.send(fields);
-  });
-}
-
-const KEYS = "asynctask.keys";
-const MOST_KEYS = 20;
-
-/** The keys of lists whose answers are outstanding, by list: kept by the tab, so that a reload or a way back finds them. */
-let keys = new Map();
-try {
-  keys = new Map(JSON.parse(sessionStorage.getItem(KEYS) ?? "[]"));
-} catch {
-  // A browser may forbid storage; then they last as long as the page.
-}
-
-function keyOf(list) {
-  // randomUUID is missing where the page comes without TLS.
-  const random = [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
-  const key = keys.get(list) ?? random;
-  keep([...[...keys].filter(([other]) => other !== list), [list, key]].slice(-MOST_KEYS));
-  return key;
-}
-
-const forget = (list) => keep([...keys].filter(([other]) => other !== list));
-
-function keep(entries) {
-  keys = new Map(entries);
-  try {
-    sessionStorage.setItem(KEYS, JSON.stringify(entries));
-  } catch {
-    // As above.
-  }
-}
+export const upload = (url, fields, onSent) =>
+  inWords("list", submit(fields, { url: new URL("..", new URL(url, location.href)), onProgress: onSent }));
 
 // -- What people do ----------------------------------------------------------------------------------------------------
 
@@ -203,8 +119,8 @@ export class Poller {
     this.busy = true;
     this.trouble = null;
     try {
-      const answer = await request(this.url, { has: this.has, etag: this.etag });
-      if (answer.data !== null && !this.again) await this.take(answer);
+      const { data, headers } = await inWords("none", request(linked(this.url), { has: [this.has], etag: this.etag }));
+      if (data !== null && !this.again) await this.take(data, headers.get("ETag"));
     } catch (error) {
       if (error instanceof Refused) this.trouble = error;
       else reportError(error); // a bug of the page must not end its polling
@@ -220,7 +136,7 @@ export class Poller {
     else this.timer = setTimeout(() => this.ask(), this.wait());
   }
 
-  async take({ data, etag }) {
+  async take(data, etag) {
     this.etag = null;
     this.pause = data.done ? WHEN_DONE : (data.poll_after_ms ?? this.every);
     await this.onData(data);
@@ -229,11 +145,7 @@ export class Poller {
 
   wait() {
     if (this.trouble === null) return Math.max(250, document.hidden ? this.pause * 5 : this.pause);
-    const { status, retryMs } = this.trouble;
-    // What a person has to mend does not pass by itself soon.
-    const growing = status >= 400 && status < 500 ? LONGEST_WAIT : Math.min(LONGEST_WAIT, 500 * 2 ** Math.min(this.failures, 6));
-    // Spread a little, so that the pages of many people do not all return at the same moment.
-    return Math.max(growing * (0.75 + Math.random() / 2), Math.min(retryMs, LONGEST_RETRY_AFTER));
+    return backoff(this.trouble, this.failures);
   }
 }
 

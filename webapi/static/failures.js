@@ -11,8 +11,10 @@ const { api, list } = page.dataset;
 const mayOperate = "mayOperate" in page.dataset;
 const FIRST = 10;
 
-for (const badge of $$("[data-total]")) {
-  new Poller(`${badge.dataset.total}?limit=1`, { every: 15000, has: "total", onData: ({ total }) => setText(badge, count(total)) }).start();
+const [ownTotal, ...otherTotals] = $$("[data-total]").sort((a, b) => (b.dataset.total === api) - (a.dataset.total === api));
+
+for (const badge of otherTotals) {
+  new Poller(`${badge.dataset.total}?limit=1`, { every: 30000, has: "total", onData: ({ total }) => setText(badge, count(total)) }).start();
 }
 
 // -- By template -------------------------------------------------------------------------------------------------------
@@ -136,6 +138,7 @@ const jobs = new Pages(api, {
   box: $("#pager"),
   draw({ entries, total }) {
     setText($("#total"), count(total));
+    setText(ownTotal, count(total));
     drawJobs(entries);
     show($("#jobs-box"), total > 0);
     show($("#no-jobs"), total === 0);

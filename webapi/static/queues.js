@@ -1,15 +1,19 @@
 // The queues: what waits in each and who works it, and the jobs of the one that the address names.
 
 import { Poller, call } from "./api.js";
+import { sparkline } from "./chart.js";
 import { Pages, doing, jobLink, name, taskLink } from "./console.js";
-import { $, drawBadge, el, moment, plain, rowsOf, setText, show, user } from "./dom.js";
-import { count, duration, rate, things } from "./words.js";
+import { $, $$, drawBadge, el, moment, plain, rowsOf, setText, show, user } from "./dom.js";
+import { count, duration, endedInHour, rate, things } from "./words.js";
 
 const card = $("#queues-card");
 const mayOperate = "mayOperate" in card.dataset;
 const api = card.dataset.queues;
 const path = (queue) => `${api}/${encodeURIComponent(queue)}`;
 const chosen = new URLSearchParams(location.search).get("queue");
+
+/** A picture by queue. */
+const hours = new Map();
 
 const waits = (q) => q.waiting + q.length + q.jobs_of_others > 0;
 const isStuck = (q) => q.unattended && waits(q);
@@ -31,15 +35,16 @@ function notes(q) {
 
 function make(q) {
   const link = el("a", { href: `${card.dataset.page}?queue=${encodeURIComponent(q.name)}#queue`, "aria-current": q.name === chosen && "true" }, el("bdi", {}, q.name));
-  const numbers = Array.from({ length: 5 }, () => el("td", { class: "number" }));
-  const row = el("tr", {}, el("td", {}, link), numbers, el("td", {}, el("span", { class: "badge" }), el("ul", { class: "notes" })));
+  const number = () => el("td", { class: "number" });
+  const hour = el("td", { "data-of": q.name }, hours.get(q.name) ?? []);
+  const row = el("tr", {}, el("td", {}, link), number(), number(), hour, number(), number(), number(), el("td", {}, el("span", { class: "badge" }), el("ul", { class: "notes" })));
   if (mayOperate) row.append(el("td", { class: "actions" }, pausing(q.name), clearing(q.name)));
   return row;
 }
 
 function fill(row, q) {
   const texts = [count(q.waiting), q.oldest_s === null ? "–" : duration(q.oldest_s), rate(q.rate_per_s), count(q.workers_wanted), count(q.processes)];
-  texts.forEach((text, i) => setText(row.children[i + 1], text));
+  $$(".number", row).forEach((cell, i) => setText(cell, texts[i]));
   row.classList.toggle("alarm", isStuck(q));
   drawBadge($(".badge", row), state(q));
   const list = $(".notes", row);
@@ -78,6 +83,21 @@ function clearing(queue) {
   });
   return node;
 }
+
+// -- What ended in the last hour, by queue -----------------------------------------------------------------------------
+
+new Poller(`${card.dataset.history}?by=queue`, {
+  every: 60000,
+  has: "series",
+  onData({ series }) {
+    hours.clear();
+    for (const { name: queue, finish, failed, error, total } of series) {
+      const ended = finish.map((n, i) => n + failed[i] + error[i]);
+      hours.set(queue, sparkline(ended, { label: endedInHour(total), bad: error }));
+    }
+    for (const cell of $$("#queues [data-of]")) cell.replaceChildren(...(hours.has(cell.dataset.of) ? [hours.get(cell.dataset.of)] : []));
+  },
+}).start();
 
 // -- The queues --------------------------------------------------------------------------------------------------------
 

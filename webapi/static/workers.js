@@ -111,7 +111,13 @@ const draw = rowsOf($("#processes tbody"), { key: (p) => p.identity, make, fill 
 const urgency = (p) => (isHeld(p) ? 0 : !p.alive ? 1 : performs(p) ? 2 : 3);
 
 function summary(processes) {
-  const working = processes.filter((p) => performs(p) && p.alive);
+  const held = processes.filter(isHeld).length;
+  const silent = held === 0 ? "" : `${things(held, "process does", "processes do")} not answer. `;
+  const working = processes.filter((p) => performs(p) && p.alive && !isHeld(p));
+  return silent + summaryOf(working);
+}
+
+function summaryOf(working) {
   if (working.length === 0) return "No process performs jobs. Start a worker: asynctask -A module:app worker";
   const busy = working.reduce((sum, p) => sum + busyThreads(p), 0);
   const all = working.reduce((sum, p) => sum + p.concurrency, 0);
