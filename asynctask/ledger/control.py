@@ -143,7 +143,8 @@ def retry(
         task = task_rows.lock(connection, task_id)
         task_rows.check_reopenable(task)  # raises Conflict even if there is no such row
         digests = None if message is None else _groups_with(connection, task_id, message)
-        only = {"digests": digests, "left": limit, "rows": None if only_rows is None else sorted(only_rows)}
+        rows = None if only_rows is None else sorted(only_rows)
+        only = {"digests": digests, "left": limit, "rows": rows}
         taken = corrections.count_taken(connection, task_id)
         if connection.execute(_to_reopen(task_id, chosen, only, but_taken=taken > 0).limit(1)).first() is None:
             if taken and connection.execute(_to_reopen(task_id, chosen, only).limit(1)).first() is not None:
@@ -151,13 +152,7 @@ def retry(
             return False
         turning = {"turning": "retry", "turn_statuses": ",".join(chosen), "turn_cursor": -1, "turn_chosen": dumps(only)}
         task_rows.open_generation(connection, ledger, task, generation_sealed=0, going_down=None, **turning)
-        said = {
-            "statuses": list(chosen),
-            "message": message,
-            "limit": limit,
-            "rows": only["rows"],
-            "sent_again": taken or None,
-        }
+        said = {"statuses": list(chosen), "message": message, "limit": limit, "rows": rows, "sent_again": taken or None}
         detail = {name: value for name, value in said.items() if value is not None}
         task_rows.log(connection, ledger, task_id, "retried", detail, who)
     return True
@@ -193,9 +188,8 @@ def _to_reopen(
         if Status.CANCELLED in statuses:  # such an item has no entry of its own
             named |= (_e.n_cancelled > 0) & with_rows(rows)
         found = found.where(sa.case((_e["items"] > 1, named), else_=_e.first_row.in_(rows)))
-    if only["digests"] is not None:
-        failed = sa.exists().where(_x.event_id == _e.id, _x.digest.in_(only["digests"]), _x.status.in_(statuses))
-        found = found.where(failed)
+    if (digests := only["digests"]) is not None:
+        found = found.where(sa.exists().where(_x.event_id == _e.id, _x.digest.in_(digests), _x.status.in_(statuses)))
     return found
 
 
@@ -421,8 +415,8 @@ def _chosen_items(
         record = records[event_id]
         indexes = indexes_of(record.row, statuses)
         numbers = only.get("rows")
-        is_some = only["digests"] is not None or numbers is not None or task_id is not None
-        rows = rows_of(connection, record) if is_some else ()
+        is_whole = only["digests"] is None and numbers is None and task_id is None
+        rows = () if is_whole else rows_of(connection, record)
         if numbers is not None:
             indexes = [index for index in indexes if rows[index] in numbers]
         if only["digests"] is not None:

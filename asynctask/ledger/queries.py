@@ -331,16 +331,29 @@ def _listed(task_id: int, statuses: Collection[str], after: int | None, after_ro
     over = _e.n_finish + _e.n_failed + _e.n_error + _e.n_cancelled
     wanted = sum(ended, sa.case((_e.status.in_(is_open), _e["items"] - over), else_=0) if is_open else sa.literal(0))
     matching = sa.case((_e["items"] == 1, 1), else_=wanted) if statuses else _e["items"]
+    # Both orders are that of the list; each has an index, so that a page of any Task costs the same.
+    by_id = bool(statuses) and set(statuses) <= {Status.FAILED, Status.ERROR}
     statement = (
-        sa.select(_e.id, _e["items"].label("size"), matching.label("matching")).where(_e.task_id == task_id).order_by(_e.id)
+        sa.select(_e.id, _e["items"].label("size"), matching.label("matching"))
+        .where(_e.task_id == task_id)
+        .order_by(_e.id if by_id else _e.seq)
     )
     if statuses:
         statement = statement.where(_has_item(statuses))
-        if set(statuses) <= {Status.FAILED, Status.ERROR}:
-            statement = statement.where(_e.problem.is_not(None))  # the partial index
+    if by_id:
+        statement = statement.where(_e.problem.is_not(None))  # the partial index
     if after is None:
         return statement
-    return statement.where(_e.id > in_range(after) if after_row is None else _e.id >= in_range(after))
+    column, place = (_e.id, in_range(after)) if by_id else (_e.seq, _seq_of(task_id, in_range(after)))
+    return statement.where(column > place if after_row is None else column >= place)
+
+
+def _seq_of(task_id: int, event_id: int) -> Any:
+    """The place of an Event in its Task; if it is none of this Task, that of the last one before it."""
+    own = events.alias("own").c
+    found = sa.select(own.seq).where(own.id == event_id, own.task_id == task_id).scalar_subquery()
+    before = sa.select(sa.func.max(own.seq)).where(own.task_id == task_id, own.id <= event_id).scalar_subquery()
+    return sa.func.coalesce(found, before, -1)
 
 
 def jobs_page(

@@ -9,6 +9,8 @@ const PAGE = 20;
 const MOST = 200;
 /** Columns that are shown; a list may have thousands. */
 const WIDE = 40;
+/** Of a table that moves, a tenth of the time at most is spent on loading it. */
+const REST = 9;
 
 /** The address of a job's page. */
 export const place = (job) => linked(`${document.body.dataset.page}jobs/${encodeURIComponent(job)}`);
@@ -40,8 +42,9 @@ export const line = (columns, item, faulty = new Set()) => columns.map(([name]) 
 
 /** A table that is read page by page, forward and back, and loaded again only when what it shows has changed. */
 export class Pages {
-  constructor(name, url, items, fill) {
-    Object.assign(this, { url, items, fill, starts: [null], from: null, next: null, number: 0, seen: null, loading: Promise.resolve() });
+  /** `later(ms)`: has `update` called again. */
+  constructor(name, url, items, fill, later) {
+    Object.assign(this, { url, items, fill, later, starts: [null], from: null, next: null, number: 0, seen: null, rest: 0, loading: Promise.resolve() });
     const button = (word, step) => {
       const node = el("button", { type: "button", class: "ghost" }, word);
       node.addEventListener("click", () => this.turn(node, step));
@@ -56,6 +59,12 @@ export class Pages {
   async update(number, state = String(number)) {
     await this.loading;
     if (state === this.seen) return;
+    // A search of a large Task takes long, and is not asked for at each change.
+    const wait = this.seen === null ? 0 : this.rest - Date.now();
+    if (wait > 0) {
+      this.later(wait);
+      return;
+    }
     // Rows that run again: the page that was open may be gone.
     const starts = number !== null && number < this.number ? [null] : this.starts;
     this.number = number;
@@ -80,6 +89,7 @@ export class Pages {
     let done;
     this.loading = new Promise((resolve) => { done = resolve; });
     const url = this.url();
+    const began = Date.now();
     try {
       const after = starts.at(-1);
       const page = await call(`${url}limit=${PAGE}${after === null ? "" : `&after=${after}`}`, { has: this.items });
@@ -88,6 +98,7 @@ export class Pages {
       this.next = page.links.next === null ? null : new URL(page.links.next, location.href).searchParams.get("after");
       this.fill(page);
       this.draw(page[this.items].length);
+      this.rest = Date.now() + REST * (Date.now() - began);
     } finally {
       done();
     }
@@ -122,11 +133,11 @@ const keyOf = (event) => `${event.id}.${event.row}`;
 
 /**
  * The table of rows. `self`: the Task in the API; `of`: what its items are; `choose`: has the address name a filter; `report`:
- * makes a link a download; `retry`: runs a path of the Task for a button, null if the reader may not; `mayRetry`: whether the
+ * makes a link a download; `later`: of Pages; `retry`: runs a path of the Task for a button, null if the reader may not; `mayRetry`: whether the
  * Task takes a retry.
  */
 export class Rows {
-  constructor({ self, of, choose, report, retry, mayRetry }) {
+  constructor({ self, of, choose, report, later, retry, mayRetry }) {
     Object.assign(this, { self, of, retry, mayRetry, status: "", text: "", from: null, columns: null, shown: new Map(), heads: "", progress: null });
     /** The chosen rows: number and status as it was last seen. */
     this.chosen = new Map();
@@ -140,7 +151,7 @@ export class Rows {
     };
     this.form.addEventListener("submit", (event) => { event.preventDefault(); ask(); });
     this.form.status.addEventListener("change", ask);
-    this.pages = new Pages("rows", () => `${self}/events?${this.query()}&`, "events", (page) => this.fill(page));
+    this.pages = new Pages("rows", () => `${self}/events?${this.query()}&`, "events", (page) => this.fill(page), later);
     $("#rows").addEventListener("change", (event) => this.tick(event.target));
     $("#chosen-none").addEventListener("click", () => { this.chosen.clear(); this.drawChosen(); $("#panel-rows").focus(); });
     report($("#chosen-report"), () => this.report());
@@ -158,7 +169,7 @@ export class Rows {
     Object.assign(this, { status: this.form.status.value, text, from });
     this.chosen.clear();
     this.drawChosen();
-    this.pages.reset(from === null ? null : String(Math.max(0, Number(from) - 1)));
+    this.pages.reset(from === null ? null : `${from}.0`); // that job, before its first row
   }
 
   /** The file of the chosen rows. */

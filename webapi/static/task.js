@@ -501,9 +501,17 @@ const PARTS = {
 
 // -- The rows ----------------------------------------------------------------------------------------------------------
 
+let timer = null;
+
+function later(ms) {
+  clearTimeout(timer);
+  timer = setTimeout(() => poller.anew(), ms);
+}
+
 const table = new Rows({
   self,
   of,
+  later,
   choose(query) {
     history.pushState(null, "", `#rows${query.size ? `?${query}` : ""}`);
     openPart();
@@ -523,7 +531,7 @@ const rejected = new Pages("rejected", () => `${self}/rejected?`, "rejected", (p
     const faulty = new Set(each.errors.map((error) => error.column));
     return el("tr", {}, el("td", { class: "number" }, count(each.row)), el("td", {}, reasons(each)), line(columns, each.cells, faulty));
   }));
-});
+}, later);
 
 async function loadRejected(p) {
   show($("#rejected-card"), p.split.rejected > 0);
