@@ -134,8 +134,7 @@ def _complete(app: AsyncTask, spec: dict[str, Any] | str) -> dict[str, Any] | st
     if app.config.link_secret:
         schemes = spec["components"].setdefault("securitySchemes", {})
         schemes["link"] = {"type": "apiKey", "in": "query", "name": "link", "description": "A link to one Task."}
-    for path, form in (("/api/lists/preview", "FileToPreview"), ("/api/lists/marked.xlsx", "FileSubmission")):
-        spec["paths"][path]["post"]["requestBody"] = {"required": True, "content": _form(form)}
+    _take_forms(app, spec["paths"])
     submit = spec["paths"]["/api/tasks"]["post"]
     submit["requestBody"] = _submission_body(bodies["submitTask"])
     for each in submit["parameters"]:
@@ -295,10 +294,25 @@ def _submission_body(example: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+_FORM: Final = "multipart/form-data"
+
+
+def _take_forms(app: AsyncTask, paths: dict[str, Any]) -> None:
+    """Describes the bodies of the operations that take nothing but a form with a file."""
+    file = {"file": "@list.xlsx"}
+    of_worker = {"worker": next(iter(sorted(_takes_lists(app))), "enroll"), **file}
+    for path, form, example in (
+        ("/api/lists/preview", "FileToPreview", file),
+        ("/api/lists/marked.xlsx", "FileSubmission", of_worker),
+    ):
+        body = {_FORM: {**_form(form)[_FORM], "example": example}}
+        paths[path]["post"]["requestBody"] = {"required": True, "content": body}
+
+
 def _form(model: str) -> dict[str, Any]:
     """The content of a form with a file."""
     schema, encoding = {"$ref": _REF.format(model=model)}, {"file": {"contentType": ", ".join(_SHEETS)}}
-    return {"multipart/form-data": {"schema": schema, "encoding": encoding}}
+    return {_FORM: {"schema": schema, "encoding": encoding}}
 
 
 def _idempotency_key() -> dict[str, Any]:
@@ -370,9 +384,12 @@ def curl(url: str, method: str, operation: Mapping[str, Any], *, token: bool) ->
     words.append(shlex.quote(url + ("?" + "&".join(asked) if asked else "")))
     if token:
         words.append('-H "Authorization: Bearer $SECRET"')
-    if "requestBody" in operation:
-        text = json_text(operation["requestBody"]["content"]["application/json"]["example"]).decode()
+    content = operation.get("requestBody", {}).get("content", {})
+    if "application/json" in content:
+        text = json_text(content["application/json"]["example"]).decode()
         words += ["-H 'Content-Type: application/json'", "-d", shlex.quote(text)]
+    elif content:
+        words += (f"-F {shlex.quote(f'{name}={value}')}" for name, value in content[_FORM]["example"].items())
     elif method == "post":
         words.insert(1, "-X POST")
     return " ".join(words)

@@ -8,6 +8,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -219,15 +220,21 @@ def test_every_operation_has_an_example_that_fits_and_a_command_that_sends_it(cl
     shown, commands = client.get("/docs").text, {}
     for text in re.findall(r'<pre class="example"[^>]*>(.*?)</pre>', shown, re.DOTALL):
         words = shlex.split(html.unescape(text))
-        method = "POST" if "-d" in words else words[words.index("-X") + 1] if "-X" in words else "GET"
+        method = "POST" if "-d" in words or "-F" in words else words[words.index("-X") + 1] if "-X" in words else "GET"
         place = next(urlsplit(word) for word in words if word.startswith("http://localhost"))
         commands[method if "PATCH" not in words else "PATCH", place.path] = words
     for path, operations in spec["paths"].items():
         for method, operation in operations.items():
             named = {each["name"]: each["example"] for each in operation["parameters"] if each["required"]}
             words = commands[method.upper(), path.format(**named)]
-            if "requestBody" in operation:
-                content = operation["requestBody"]["content"]["application/json"]
+            content = operation.get("requestBody", {}).get("content", {})
+            if "application/json" not in content:
+                fields = [word for before, word in pairwise(words) if before == "-F"]
+                assert fields == [
+                    f"{k}={v}" for k, v in content.get("multipart/form-data", {"example": {}})["example"].items()
+                ]
+            else:
+                content = content["application/json"]
                 sent = json.loads(words[words.index("-d") + 1])
                 assert sent == content["example"]
                 assert jsonschema_rs.validator_for({**spec, **content["schema"]}).is_valid(sent), (path, sent)
