@@ -54,19 +54,19 @@ def map_case(context: Any, case: Any) -> Any:
         # One that was used with another list is refused, and what was used before stands in no document.
         case.headers["Idempotency-Key"] = uuid.uuid4().hex
     if case.operation.label == "POST /api/exports" and isinstance(case.body, dict):
-        known = _with_known_callbacks(case.body)
+        known = _with_known_names(case.body)
         case.body = {**_without_fits(known), "worker": "listed"}
         case._record_starting_state()
         return case
     if case.operation.label != "POST /api/tasks":
         return case
     if str(case.media_type).startswith(RAW):
-        case.query = {**_with_known_callbacks(_without_fits(case.query)), "worker": "enroll"}
+        case.query = {**_with_known_names(_without_fits(case.query)), "worker": "enroll"}
     else:
         case.query = {}
     if isinstance(case.body, dict):
         # No schema can say that each item needs a value of the key.
-        known = _with_known_callbacks(case.body)
+        known = _with_known_names(case.body)
         case.body = {name: value for name, value in known.items() if name != "key"}
     if str(case.media_type).startswith("multipart/"):
         case.body = _without_fits(case.body)
@@ -79,9 +79,11 @@ def map_case(context: Any, case: Any) -> Any:
     return case
 
 
-def _with_known_callbacks(options: dict[str, Any]) -> dict[str, Any]:
-    """Of a worker that is registered: no schema can say which there are."""
-    return {name: "enroll" if name in CALLBACKS and value is not None else value for name, value in options.items()}
+def _with_known_names(options: dict[str, Any]) -> dict[str, Any]:
+    """With callbacks of a worker that is registered, and without a parent: no schema can say which there are. Without the
+    limit of an open list, which another list does not take."""
+    kept = {name: value for name, value in options.items() if name not in ("parent", "open_limit_s")}
+    return {name: "enroll" if name in CALLBACKS and value is not None else value for name, value in kept.items()}
 
 
 def _without_fits(options: Any) -> dict[str, Any]:
