@@ -20,7 +20,7 @@ from asynctask.ledger import children, corrections, hints, lending, progress
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, chunks, dumps, loads, try_lock
 from asynctask.ledger.events import IN_LOAN, UNHELD, Change, EventRecord, Note, apply, read_events, rows_of
-from asynctask.ledger.queries import with_rows
+from asynctask.ledger.queries import with_ended_rows
 from asynctask.messages import is_storable
 
 _t, _e, _x, _g, _l = tasks.c, events.c, item_errors.c, task_errors.c, loans.c
@@ -184,10 +184,7 @@ def _to_reopen(
     if but_taken:
         found = found.where((_e["items"] > 1) | corrections.not_taken(task_id))
     if (rows := only.get("rows")) is not None:
-        named = sa.exists().where(_x.event_id == _e.id, _x.row.in_(rows), _x.status.in_(statuses))
-        if Status.CANCELLED in statuses:  # such an item has no entry of its own
-            named |= (_e.n_cancelled > 0) & with_rows(rows)
-        found = found.where(sa.case((_e["items"] > 1, named), else_=_e.first_row.in_(rows)))
+        found = found.where(with_ended_rows(rows, statuses))
     if (digests := only["digests"]) is not None:
         found = found.where(sa.exists().where(_x.event_id == _e.id, _x.digest.in_(digests), _x.status.in_(statuses)))
     return found

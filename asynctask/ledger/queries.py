@@ -318,6 +318,16 @@ def with_rows(rows: Collection[int]) -> Any:
     return _e.first_row.in_(rows) | ((_e["items"] > 1) & sa.or_(sa.false(), *within))
 
 
+def with_ended_rows(rows: Collection[int], statuses: Collection[str]) -> Any:
+    """The condition that a job of several items has one of these numbers that ended with one of these statuses; of a job of
+    one item, that it has one of these numbers."""
+    c = item_errors.c
+    named = sa.exists().where(c.event_id == _e.id, c.row.in_(rows), c.status.in_(statuses))
+    if Status.CANCELLED in statuses:  # such an item has no entry of its own
+        named |= (_e.n_cancelled > 0) & with_rows(rows)
+    return sa.case((_e["items"] > 1, named), else_=_e.first_row.in_(rows))
+
+
 def holds(connection: Connection, column: Any, text: str) -> Any:
     """The condition that a text column contains a text, in any case."""
     position = sa.func.strpos if connection.dialect.name == "postgresql" else sa.func.instr
