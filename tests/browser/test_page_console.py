@@ -115,6 +115,7 @@ def test_an_operator_finds_the_stuck_queue_the_failing_template_and_the_process_
             process = row(page, "processes", "worker ·")
             expect(process.locator(".thread")).to_have_count(2)
             expect(process.locator(".thread.busy")).to_have_count(1)
+            expect(process.locator(".thread.busy")).to_have_css("width", "24px")  # a square on a wide page, too
             expect(page.locator("#summary")).to_have_text("1 process with 2 threads, of which 1 is busy.")
             (event,) = running.events()
             expect(process.locator(".thread a")).to_have_attribute("href", re.compile(f"/jobs/{event['job_id']}$"))
