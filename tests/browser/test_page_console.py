@@ -77,7 +77,7 @@ def test_an_operator_finds_the_stuck_queue_the_failing_template_and_the_process_
             expect(jobs).to_have_count(25)
             expect(jobs.first).to_contain_text("<img src=x")
             assert page.locator("main img").count() == 0
-            page.locator("#queued-pager").get_by_role("button", name="After").click()
+            page.locator("#queued-pager").get_by_role("button", name="Next").click()
             expect(jobs).to_have_count(5)
             asked(page, jobs.first.get_by_role("button", name="Delete…").click, "Delete this job?", "Delete it")
             expect(jobs).to_have_count(4)

@@ -418,14 +418,14 @@ def test_tables_that_could_not_be_loaded_are_loaded_later_and_a_page_that_was_no
     expect(page.locator("#connection")).to_be_hidden()
     part(page, "Rows")
     page.route(held[0], lambda route: route.abort())
-    pager.get_by_role("button", name="Later").click()
+    pager.get_by_role("button", name="Next").click()
     expect(page.locator("#problem")).to_contain_text("No answer came from the server.")
     expect(pager).to_contain_text("1–20 of 22")
     page.unroute(held[0])
-    pager.get_by_role("button", name="Later").click()
+    pager.get_by_role("button", name="Next").click()
     expect(pager).to_contain_text("21–22 of 22")
-    expect(pager.get_by_role("button", name="Later")).to_be_disabled()
-    pager.get_by_role("button", name="Earlier").click()
+    expect(pager.get_by_role("button", name="Next")).to_be_disabled()
+    pager.get_by_role("button", name="Previous").click()
     expect(pager).to_contain_text("1–20 of 22")
 
 

@@ -92,6 +92,32 @@ export function leave(url) {
   return new Promise((resolve) => window.addEventListener("pageshow", (event) => event.persisted && resolve()));
 }
 
+/** Pairs of a name and a value, text or nodes, in a list of definitions. One without a value is left out; one that is the same is not touched. */
+export function drawFacts(list, facts) {
+  const pairs = facts.filter(([, value]) => value).map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", { dir: "auto" }, value)));
+  arrange(list, pairs.map((pair, i) => (list.children[i]?.isEqualNode(pair) ? list.children[i] : pair)));
+}
+
+/**
+ * Puts the buttons that turn the pages of a list into `box`; `turn` gets the button and 1 or -1. Returns what draws them: `before` and `after`
+ * tell whether there is a page there. With one page alone there are no buttons. The keyboard does not stay on one that leads nowhere.
+ */
+export function pager(box, turn, between = []) {
+  const [back, on] = [["← Previous", -1], ["Next →", 1]].map(([word, step]) => {
+    const node = el("button", { type: "button", class: "ghost", hidden: true }, word);
+    node.addEventListener("click", () => turn(node, step));
+    return node;
+  });
+  box.append(back, ...between, on);
+  return (before, after) => {
+    const focused = document.activeElement;
+    [back.disabled, on.disabled] = [!before, !after];
+    for (const node of [back, on]) show(node, before || after);
+    if (focused === back && !before) on.focus();
+    if (focused === on && !after) back.focus();
+  };
+}
+
 /** A badge of a word and its colour. */
 export function drawBadge(node, [word, kind]) {
   setText(node, word);

@@ -1,8 +1,8 @@
 // One job: its record, and what can be done about it.
 
 import { Poller, attempt, call, linked } from "./api.js";
-import { $, $$, drawBadge, el, moment, setText, show, sure, user } from "./dom.js";
-import { STATUSES, count, duration, when } from "./words.js";
+import { $, $$, drawBadge, drawFacts, el, moment, setText, show, sure, user } from "./dom.js";
+import { STATUSES, count, duration } from "./words.js";
 
 const page = $("#job");
 const self = page.dataset.job;
@@ -26,7 +26,7 @@ function draw(job) {
   const restart = $("[data-verb=restart]");
   if (restart) setText(restart, job.status === "enqueue" ? "Run now" : "Restart");
   drawBeside(job);
-  drawFacts(job);
+  drawFacts($("#facts"), facts(job));
   drawAttempts(job);
   drawMessages(job.messages);
   drawError(job);
@@ -52,23 +52,19 @@ function outcomes(job) {
   return known.map(([status, number]) => `${count(number)} ${STATUSES[status] ?? status}`).join(", ") || "none so far";
 }
 
-const facts = new Map();
+const facts = (job) => [
+  ["Queue", job.queue], ["Attempt", count(job.attempt)], ["Retries", count(job.retries)], ["Sent", moment(job.created_at)],
+  ["Due", job.due_at && moment(job.due_at)], ["Began", moment(job.started_at)], ["Ended", moment(job.finished_at)],
+  ["Process", job.process], ["Progress", far(job)], [job.items > 1 ? "First row" : "Row", job.row === null ? null : count(job.row)],
+  ["Items", job.items > 1 ? count(job.items) : null], ["Outcomes", job.items > 1 ? outcomes(job) : null],
+  ["Dismissed", job.dismissed ? "yes" : null], ["Task", job.task_id === null ? null : itsTask(job)],
+];
 
-function drawFacts(job) {
-  const known = [
-    ["Queue", job.queue], ["Attempt", count(job.attempt)], ["Retries", count(job.retries)], ["Sent", when(job.created_at)],
-    ["Due", job.due_at && when(job.due_at)], ["Began", when(job.started_at)], ["Ended", when(job.finished_at)],
-    ["Process", job.process], ["Progress", far(job)], [job.items > 1 ? "First row" : "Row", job.row === null ? null : count(job.row)],
-    ["Items", job.items > 1 ? count(job.items) : null], ["Outcomes", job.items > 1 ? outcomes(job) : null],
-    ["Dismissed", job.dismissed ? "yes" : null],
-  ];
-  for (const [name, value] of known) fact(name, value);
-  if (job.task_id === null || facts.has("Task")) return;
+/** Links to its Task, and to its row there. */
+function itsTask(job) {
   const task = linked(`${page.dataset.tasks}/${job.task_id}`);
-  fact("Task", " ");
-  $("dd", facts.get("Task")).replaceChildren(
-    el("a", { href: task }, `Task ${job.task_id}`), job.row === null ? "" : ", ",
-    job.row === null ? "" : el("a", { href: `${task}#rows?from=${job.id}` }, `row ${count(job.row)} in its table`));
+  const link = el("a", { href: task }, `Task ${job.task_id}`);
+  return job.row === null ? [link] : [link, ", ", el("a", { href: `${task}#rows?from=${job.id}` }, `row ${count(job.row)} in its table`)];
 }
 
 /** The failed jobs of its Task before and behind it. */
@@ -133,16 +129,9 @@ function drawAttempts(job) {
   }));
   const waits = job.status === "enqueue" && job.due_at !== null && found.length > 0;
   show($("#next-attempt"), waits);
-  setText($("#next-attempt"), waits ? `The next attempt is due at ${when(job.due_at)}.` : "");
-}
-
-function fact(name, value) {
-  if (!facts.has(name)) {
-    facts.set(name, el("div", {}, el("dt", {}, name), el("dd", { dir: "auto" })));
-    $("#facts").append(facts.get(name));
-  }
-  setText($("dd", facts.get(name)), value);
-  show(facts.get(name), Boolean(value));
+  if (!waits) return;
+  if (time(job.due_at) > Date.now()) $("#next-attempt").replaceChildren("The next attempt is due: ", moment(job.due_at), ".");
+  else setText($("#next-attempt"), "The next attempt is due and waits for a worker.");
 }
 
 let told = "";

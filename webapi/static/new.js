@@ -216,9 +216,9 @@ function aboutFields() {
 function column({ header, letters, samples }) {
   const proposed = state.fit !== null && state.fit.remembered === null && header in state.fit.columns;
   return el("tr", { class: proposed ? "proposed" : null },
-    el("th", { scope: "row", "data-label": "Your column" }, user(header), letters && el("small", {}, ` ${letters}`)),
-    el("td", { "data-label": "First cells" }, el("ul", { class: "samples" }, samples.map((text) => el("li", {}, user(text, { class: "user value" }))))),
-    el("td", { "data-label": "Our field" }, fieldOf(header), proposed && el("small", {}, "similar name")));
+    el("th", { scope: "row" }, user(header), letters && el("small", {}, ` ${letters}`)),
+    el("td", {}, el("ul", { class: "samples" }, samples.map((text) => el("li", {}, user(text, { class: "user value" }))))),
+    el("td", {}, fieldOf(header), proposed && el("small", {}, "similar name")));
 }
 
 function fieldOf(header) {

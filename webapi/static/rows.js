@@ -1,7 +1,7 @@
 // The rows of a Task, page by page, in the columns of its list; and what is done with those that somebody has chosen.
 
 import { attempt, call, linked } from "./api.js";
-import { $, arrange, el, plain, setText, show, user } from "./dom.js";
+import { $, arrange, el, pager, plain, setText, show, user } from "./dom.js";
 import { FILTERS, KINDS, SHARDS, STATUSES, count, rows } from "./words.js";
 
 const PAGE = 20;
@@ -45,14 +45,8 @@ export class Pages {
   /** `later(ms)`: has `update` called again. */
   constructor(name, url, items, fill, later) {
     Object.assign(this, { url, items, fill, later, starts: [null], from: null, next: null, number: 0, seen: null, rest: 0, loading: Promise.resolve() });
-    const button = (word, step) => {
-      const node = el("button", { type: "button", class: "ghost" }, word);
-      node.addEventListener("click", () => this.turn(node, step));
-      return node;
-    };
-    [this.back, this.where, this.on] = [button("← Earlier", -1), el("span", { class: "quiet" }), button("Later →", 1)];
-    this.back.hidden = this.on.hidden = true;
-    $(`[data-pager="${name}"]`).append(this.back, this.where, this.on);
+    this.where = el("span", { class: "quiet" });
+    this.drawPager = pager($(`[data-pager="${name}"]`), (button, step) => this.turn(button, step), [this.where]);
   }
 
   /** `number`: how many rows there are, null if that is unknown; `state`: all that the page depends on. */
@@ -105,8 +99,7 @@ export class Pages {
   }
 
   enable() {
-    this.back.disabled = this.starts.length === 1;
-    this.on.disabled = this.next === null;
+    this.drawPager(this.starts.length > 1, this.next !== null);
   }
 
   draw(length) {
@@ -115,9 +108,6 @@ export class Pages {
     const unknown = length === 0 || this.number === null || (this.from !== null && this.starts.length > 1);
     setText(this.where, unknown ? "" : `${shown} of ${count(this.number)}`);
     this.enable();
-    const several = this.starts.length > 1 || this.next !== null;
-    show(this.back, several);
-    show(this.on, several);
   }
 }
 

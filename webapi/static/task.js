@@ -1,12 +1,12 @@
 // A Task's own page: its bar, what is to be done next, its rows and its settings. Everything moves without a reload.
 
 import { Poller, attempt, call, check, linked, upload } from "./api.js";
-import { $, $$, drawBadge, drawBar, el, leave, moment, redraw, setText, show, showProblem, sure, user } from "./dom.js";
+import { $, $$, drawBadge, drawBar, drawFacts, el, leave, moment, redraw, setText, show, showProblem, sure, user } from "./dom.js";
 import { sparkline } from "./chart.js";
 import { Pages, Rows, columnsOf, kind, line, place, reasons } from "./rows.js";
 import {
   CALLBACKS, CALLED, COUNTS, KNOBS, ROWS, SHARDS, badge, changes, count, duration, left, logged, nextStep, pace, percent, rate, reached, rows, saidBy, segments,
-  sentence, when,
+  sentence,
 } from "./words.js";
 
 const id = $("#task").dataset.id;
@@ -40,7 +40,7 @@ function draw(p) {
   drawCounts(p);
   drawControls(p);
   if (knobs) drawKnobs(p);
-  drawFacts(p);
+  drawFacts($("#facts"), facts(p));
   drawNext(p);
   drawReports(p);
   drawCorrections(p);
@@ -288,19 +288,12 @@ function drawKnobs(p) {
   show($("button", knobs), !p.done);
 }
 
-function drawFacts(p) {
-  const facts = [
-    ["Worker", p.worker], ["In flight, about", count(p.control.in_flight)], ["Handed in", when(p.created_at)], ["Began", when(p.started_at)],
-    ["Ended", when(p.finished_at)], ["Waiting for another try", count(p.retrying)],
-    ...(knobs ? [] : settings(p)),
-    ...p.callbacks.map((each) => [CALLBACKS[each.name], `${each.worker}: ${CALLED[each.status] ?? "not called"}`]),
-  ];
-  const box = $("#facts");
-  facts.forEach(([name, value], i) => {
-    const pair = box.children[i] ?? box.appendChild(el("div", {}, el("dt", {}, name), el("dd", { dir: "auto" })));
-    setText($("dd", pair), value);
-  });
-}
+const facts = (p) => [
+  ["Worker", p.worker], ["In flight, about", count(p.control.in_flight)], ["Submitted", moment(p.created_at)], ["Began", moment(p.started_at)],
+  ["Ended", moment(p.finished_at)], ["Waiting for another try", count(p.retrying)],
+  ...(knobs ? [] : settings(p)),
+  ...p.callbacks.map((each) => [CALLBACKS[each.name], `${each.worker}: ${CALLED[each.status] ?? "not called"}`]),
+];
 
 /** The knobs of a Task, for those who may not turn them. */
 const settings = ({ control: { parallel, interval, priority, tolerated_failures: tolerated } }) => [

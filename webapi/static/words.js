@@ -170,7 +170,7 @@ export function pace(p) {
   if (p.done) return p.started_at && p.finished_at ? `took ${duration((new Date(p.finished_at) - new Date(p.started_at)) / 1000)}` : "";
   const parts = [];
   if (p.progress.rate_per_s) parts.push(`${rates.format(p.progress.rate_per_s)} rows/s`);
-  if (p.progress.eta_s !== null && p.progress.eta_s !== undefined && p.state !== "paused") parts.push(`about ${duration(p.progress.eta_s)} left`);
+  if (p.progress.eta_s && !["paused", "finalizing"].includes(p.state)) parts.push(p.progress.eta_s < 1 ? "less than a second left" : `about ${duration(p.progress.eta_s)} left`);
   return parts.join(", ");
 }
 
