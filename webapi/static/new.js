@@ -183,7 +183,7 @@ function draw() {
   showField($("#encoding"), found.encoding !== null);
   if (found.encoding !== null) setEncoding(found.encoding);
   $("#worker").value = fit?.worker ?? "";
-  setText($("#worker-about"), (fit?.doc ?? "").trim().split("\n")[0]);
+  setText($("#worker-about"), (fit?.doc ?? "").trim().split("\n\n")[0]);
   setText($("#mapping-about"), aboutFields());
   $("#mapping tbody").replaceChildren(...found.columns.map(column));
   drawMissing();
@@ -207,7 +207,7 @@ function setEncoding(name) {
 function aboutFields() {
   const { look: found, fit } = state;
   if (found.error !== null) return `${found.error.message} Choose the row with the names of the columns above.`;
-  if (fit === null) return "The columns do not say which worker this list is for: choose it.";
+  if (fit === null) return "The columns do not say what should be done with each row: choose it above.";
   if (fit.remembered !== null) return `The fields are those of Task ${fit.remembered}, the last list with these columns.`;
   if (Object.keys(fit.columns).length) return "Some fields are proposed because their names are similar: look at them before you go on.";
   return "";
@@ -255,7 +255,8 @@ function drawMissing() {
   const box = $("#missing");
   show(box, names.length > 0);
   box.replaceChildren(names.length === 1 ? "This field needs a column: " : "These fields need a column: ",
-    ...names.flatMap((name, i) => [i ? ", " : "", user(name)]), ". Choose it beside one of your columns, or choose another worker.");
+    ...names.flatMap((name, i) => [i ? ", " : "", user(name)]), ". Choose it beside one of your columns. ",
+    state.look.sheets.length > 1 ? "If none has it, choose another sheet above, or something else to do with each row." : "If none has it, choose above something else to do with each row.");
   show($("#check"), state.fit !== null && state.look.error === null && names.length === 0 && state.found === null);
 }
 

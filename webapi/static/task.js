@@ -567,16 +567,16 @@ async function loadGroups(p) {
 /** One of the messages of a group that shows what they have in common. */
 const instance = (g) => (saidBy(g) === g.message ? null : el("p", { class: "quiet" }, "For instance: ", user(g.message)));
 
-/** A job of a group, and the numbers of some of its rows. */
+/** Some of the rows of a group; the first leads to its job. */
 function samples(g) {
-  const numbers = g.sample_rows.slice(0, 5).map((n) => count(n)).join(", ");
-  return [g.sample_job_id === null ? null : el("a", { href: place(g.sample_job_id) }, "a job"), numbers && ` ${numbers}`];
+  const [first = "job", ...others] = g.sample_rows.slice(0, 5).map((n) => count(n));
+  return [g.sample_job_id === null ? first : el("a", { href: place(g.sample_job_id), "aria-label": `${first}: its job` }, first), ...others.map((n) => `, ${n}`)];
 }
 
 /** The buttons that run the rows of one group again: the first of them, to see whether that helps, and all. */
 function again(group) {
   const button = (word, limit) => {
-    const node = el("button", { type: "button", "data-again": "", hidden: "" }, word);
+    const node = el("button", { type: "button", class: "ghost", "data-again": "", hidden: "" }, word);
     const query = { status: group.status, message: group.message, ...limit };
     node.addEventListener("click", () => post(node, `${self}/retry?${new URLSearchParams(query)}`));
     return node;
@@ -606,7 +606,7 @@ function undo(entry) {
   const turned = changes(entry).filter(([name, before, after]) => name in now && String(now[name]) === String(after) && before !== after);
   const back = Object.fromEntries(turned.filter(([name]) => !current.done || name === "title").map(([name, before]) => [name, before]));
   if (Object.keys(back).length === 0) return null;
-  const button = el("button", { type: "button", "data-undo": "", "aria-label": `Undo: ${logged(entry, of)}` }, "Undo");
+  const button = el("button", { type: "button", class: "ghost", "data-undo": "", "aria-label": `Undo: ${logged(entry, of)}` }, "Undo");
   button.addEventListener("click", async () => {
     await attempt($("#problem"), button, async () => draw(await call(self, { method: "PATCH", body: back, has: "counts" })));
     poller.now();
