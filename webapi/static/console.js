@@ -2,11 +2,12 @@
 
 import { Poller, attempt } from "./api.js";
 import { $, el, setText, show, sure } from "./dom.js";
+import { t } from "./i18n.js";
 
 const root = document.body.dataset.page;
 
 export const jobLink = (id) => el("a", { class: "id", href: `${root}jobs/${encodeURIComponent(id)}` }, el("bdi", {}, id));
-export const taskLink = (id) => el("a", { href: `${root}tasks/${id}` }, `Task ${id}`);
+export const taskLink = (id) => el("a", { href: `${root}tasks/${id}` }, t("Task {task}", { task: id }));
 
 /** What was done, for everybody: it stays until the next thing is done. */
 export const tell = (text) => setText($("#said"), text);
@@ -45,8 +46,8 @@ export class Pages {
       node.addEventListener("click", () => { turn(); this.open(); });
       return node;
     };
-    this.back = turning("← Before", () => this.starts.pop());
-    this.on = turning("After →", () => this.starts.push(this.next));
+    this.back = turning(t("← Before"), () => this.starts.pop());
+    this.on = turning(t("After →"), () => this.starts.push(this.next));
     box.append(this.back, this.on);
     this.poller = new Poller("", { every, has, onData: (data) => this.take(data) });
     this.open();

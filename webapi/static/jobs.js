@@ -2,6 +2,7 @@
 
 import { Poller } from "./api.js";
 import { $, drawBadge, el, moment, rowsOf, setText, show, user } from "./dom.js";
+import { t } from "./i18n.js";
 import { STATUSES, count } from "./words.js";
 
 const card = $("#jobs-card");
@@ -48,8 +49,8 @@ const button = (word, turn) => {
   node.addEventListener("click", () => { turn(); open(); });
   return node;
 };
-const back = button("← Newer", () => starts.pop());
-const on = button("Older →", () => starts.push(next));
+const back = button(t("← Newer"), () => starts.pop());
+const on = button(t("Older →"), () => starts.push(next));
 $("#pager").append(back, on);
 
 function drawPager() {
