@@ -584,7 +584,7 @@ def test_failed_rows_are_downloaded_corrected_and_uploaded_again(
     expect(page.locator("#corrections")).to_contain_text("These rows correct those of Task")
     page.locator("#corrections a").click()
     expect(page).to_have_url(first)
-    expect(page.locator("#corrections")).to_contain_text("1 row mended since.")
+    expect(page.locator("#corrections")).to_contain_text("1 row was mended since.")
     expect(page.locator("#next-heading")).to_have_text("1 row left: download, correct, upload")
     expect(page.locator("#next-text")).to_have_text("1 row was mended since.")
     page.set_input_files("#corrected", corrected)

@@ -245,16 +245,6 @@ def test_two_dropped_files_are_refused(page: Page, web_alone: str) -> None:
 # -- words
 
 
-def test_every_language_has_every_sentence_with_the_same_values(page: Page, web_alone: str) -> None:
-    page.goto(web_alone)
-    said = page.evaluate("import('/static/words.js').then((words) => words.SAID)")
-    assert {name.replace("-", "_") for name in said} == set(CATALOGUE)
-    for language, sentences in said.items():
-        assert sentences.keys() == said["en"].keys(), language
-        for key, sentence in sentences.items():
-            assert set(re.findall(r"\{\w+\}", sentence)) == set(re.findall(r"\{\w+\}", said["en"][key])), (language, key)
-
-
 HTML = {"content_type": "text/html", "body": "<h1>a proxy's own page</h1>"}
 ENDS: tuple[tuple[str, dict[str, Any] | None, str], ...] = (
     ("lost", None, "No answer came from the server. It is not known whether this was done"),
@@ -305,7 +295,7 @@ def test_every_end_of_a_change_is_said_and_none_that_nothing_was_changed(page: P
     expect(alert).to_be_hidden()
 
 
-SAME = pytest.mark.full(reason="every language has every sentence, see above")
+SAME = pytest.mark.full(reason="every language has every sentence: tests/unit/test_page_texts.py")
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,12 @@
 
 import { Poller, attempt } from "./api.js";
 import { $, el, pager, setText, sure } from "./dom.js";
+import { t } from "./i18n.js";
 
 const root = document.body.dataset.page;
 
 export const jobLink = (id) => el("a", { class: "id", href: `${root}jobs/${encodeURIComponent(id)}` }, el("bdi", {}, id));
-export const taskLink = (id) => el("a", { href: `${root}tasks/${id}` }, `Task ${id}`);
+export const taskLink = (id) => el("a", { href: `${root}tasks/${id}` }, t("Task {task}", { task: id }));
 
 /** What was done, for everybody: it stays until the next thing is done. */
 export const tell = (text) => setText($("#said"), text);
