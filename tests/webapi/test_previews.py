@@ -57,7 +57,8 @@ def kept(app: AsyncTask) -> list[Path]:
 
 
 def test_of_sheets_without_a_known_column_the_first_with_several_columns_is_read(client: Client) -> None:
-    cover, unknown = [["What this is for"]], [["Artikel", "Menge"], ["A-1", 3]]
+    cover: list[list[Any]] = [["What this is for"]]
+    unknown: list[list[Any]] = [["Artikel", "Menge"], ["A-1", 3]]
     assert look(client, workbook(("Cover", cover), ("Data", unknown), ("More", unknown)), "july.xlsx")["sheet"] == "Data"
     assert look(client, workbook(("Data", unknown), ("One", [["SKU"], ["A-1"]])), "july.xlsx")["sheet"] == "One"
     assert look(client, workbook(("Cover", cover), ("Notes", cover)), "july.xlsx")["sheet"] == "Cover"
