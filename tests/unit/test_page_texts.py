@@ -91,7 +91,7 @@ NO_TEXTS = {
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.name)
 def test_a_module_has_no_text_but_in_the_catalogue(path: Path) -> None:
-    """Texts are in double quotes, and begin with a capital or have three words; template literals hold addresses and names."""
+    """Texts are in double quotes, with a capital or three words; template literals hold addresses and names."""
     code = re.sub(
         r"(?m)^\s*(?://|/?\*).*$|^import .*$|(?:className = |class: |querySelector\w*\()\"[^\"]*\"", "", path.read_text()
     )
