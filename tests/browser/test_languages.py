@@ -17,22 +17,37 @@ ROWS = (("OK-1", 1, "red"), ("NO-2", 2, "red"), ("BUG-3", 3, "red"), ("OK-4", 50
 
 WORDS: dict[str, dict[str, str]] = {
     "zh-CN": {
-        "new": "新建列表", "result": "3 行将被接受，1 行不被接受。", "start": "以 3 行开始", "state": "完成，有失败",
-        "words": "已完成：3 个中有 2 行未成功。1 行未接受。", "next": "剩余 3 行：下载、更正、上传", "tab": "问题", "refused": "被拒绝",
-        "ago": "刚刚|秒钟?前|分钟前", "missing": "没有任务 99999",
+        "new": "新建列表",
+        "result": "3 行将被接受，1 行不被接受。",
+        "start": "以 3 行开始",
+        "state": "完成，有失败",
+        "words": "已完成：3 个中有 2 行未成功。1 行未接受。",
+        "next": "剩余 3 行：下载、更正、上传",
+        "tab": "问题",
+        "refused": "被拒绝",
+        "ago": "刚刚|秒钟?前|分钟前",
+        "missing": "没有任务 99999",
     },
     "ja": {
-        "new": "新しいリスト", "result": "3 行が受け付けられ、1 行は受け付けられません。", "start": "3 行で開始", "state": "完了（失敗あり）",
+        "new": "新しいリスト",
+        "result": "3 行が受け付けられ、1 行は受け付けられません。",
+        "start": "3 行で開始",
+        "state": "完了（失敗あり）",
         "words": "完了：3 のうち 2 行が成功しませんでした。1 行が受け付けられませんでした。",
-        "next": "残り 3 行：ダウンロード、修正、アップロード", "tab": "問題", "refused": "拒否", "ago": "たった今|秒前|分前",
+        "next": "残り 3 行：ダウンロード、修正、アップロード",
+        "tab": "問題",
+        "refused": "拒否",
+        "ago": "たった今|秒前|分前",
         "missing": "タスク 99999 はありません",
     },
-}  # fmt: skip
+}
 
 LEFT_IN_ENGLISH = re.compile(r"[A-Za-z]{3,}")
 """Words in Latin letters; those of the list, the application and the product are its own."""
 
-OWN = re.compile(r"KiB|gated|listed|AsyncTask|API|NO-|BUG-|OK-|SKU-123|xlsx|csv|red|sku|Quantity|Colour|worker|enroll|UTC|GMT|Products|[a-z]+\.xlsx")
+OWN = re.compile(
+    r"KiB|gated|listed|AsyncTask|API|NO-|BUG-|OK-|SKU-123|xlsx|csv|red|sku|Quantity|Colour|worker|enroll|UTC|GMT|Products|[a-z]+\.xlsx"
+)
 
 
 def english(page: Any) -> list[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import webapi
+from asynctask import operations
 from asynctask.messages import CATALOGUE
 from webapi import pages, texts
 
@@ -108,3 +109,9 @@ def test_values_are_escaped_and_texts_are_not() -> None:
     said = texts.translator("en")("Queue {queue}", queue="<b>")
     assert str(said) == "Queue &lt;b&gt;"
     assert str(texts.translator("ja")("There is no Task {name}", name="<i>")) == "タスク &lt;i&gt; はありません"
+
+
+def test_every_reason_for_a_standstill_has_its_words() -> None:
+    known = set(re.findall(r'WaitReason\(\s*"(\w+)"', Path(operations.__file__).read_text()))
+    table = (ROOT / "static" / "words.js").read_text().partition("export const WAITS = {")[2].partition("};")[0]
+    assert set(re.findall(r"(?m)^  (\w+): t\(", table)) == known
