@@ -23,7 +23,7 @@ from asynctask.lists.readers.opening import FORMATS
 from asynctask.operations import FAILING, LISTS
 from asynctask.worker import WEBHOOK
 from webapi import access, caching, openapi, texts, workers
-from webapi.context import TASK_PAGES, asynctask_app, find_progress, reader_locale, tag
+from webapi.context import TASK_PAGES, asynctask_app, find_progress, reader_locale, set_language, tag
 from webapi.problems import problem_response
 from webapi.reading import SIGN_IN_BYTES, current_request
 from webapi.security import LOGINS, SESSION_S, TooManyAttempts, session_cookie
@@ -64,11 +64,7 @@ NAVIGATION: Final = (
 def _entries(user: User) -> list[Entry]:
     """The entries whose pages the user may see, the failures with their number."""
     shown = [] if user.task_id is not None else [each for each in NAVIGATION if access.may_see(user, each.pages[0])]
-    return [_counted(each) if each.pages[0] == "pages.failures" else each for each in shown]
-
-
-def _counted(entry: Entry) -> Entry:
-    return entry._replace(number=_dead())
+    return [each._replace(number=_dead()) if each.pages[0] == "pages.failures" else each for each in shown]
 
 
 def _dead() -> int:
@@ -111,6 +107,13 @@ def _of_reader() -> dict[str, Any]:
         "takes_tokens": current_app.extensions[LOGINS].takes_tokens,
         "may_sign_out": g.get("has_session", False),
     }
+
+
+@blueprint.after_request
+def _say_language(response: Response) -> Response:
+    if response.mimetype == "text/html":
+        set_language(response, reader_locale())
+    return response
 
 
 @blueprint.errorhandler(NotFound)

@@ -18,7 +18,6 @@ from support.proxy import AFTER, Proxy
 from support.serving import Shop, get
 
 from asynctask import AsyncTask
-from asynctask.messages import CATALOGUE
 
 pytestmark = pytest.mark.needs_browser
 

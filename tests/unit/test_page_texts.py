@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import webapi
+from asynctask import operations
 from asynctask.messages import CATALOGUE
 from webapi import pages, texts
 
@@ -91,7 +92,7 @@ NO_TEXTS = {
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.name)
 def test_a_module_has_no_text_but_in_the_catalogue(path: Path) -> None:
-    """Texts are in double quotes, and begin with a capital or have three words; template literals hold addresses and names."""
+    """Texts are in double quotes, with a capital or three words; template literals hold addresses and names."""
     code = re.sub(
         r"(?m)^\s*(?://|/?\*).*$|^import .*$|(?:className = |class: |querySelector\w*\()\"[^\"]*\"", "", path.read_text()
     )
@@ -108,3 +109,9 @@ def test_values_are_escaped_and_texts_are_not() -> None:
     said = texts.translator("en")("Queue {queue}", queue="<b>")
     assert str(said) == "Queue &lt;b&gt;"
     assert str(texts.translator("ja")("There is no Task {name}", name="<i>")) == "タスク &lt;i&gt; はありません"
+
+
+def test_every_reason_for_a_standstill_has_its_words() -> None:
+    known = set(re.findall(r'WaitReason\(\s*"(\w+)"', Path(operations.__file__).read_text()))
+    table = (ROOT / "static" / "words.js").read_text().partition("export const WAITS = {")[2].partition("};")[0]
+    assert set(re.findall(r"(?m)^  (\w+): t\(", table)) == known

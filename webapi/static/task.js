@@ -3,10 +3,10 @@
 import { Poller, attempt, call, check, linked, upload } from "./api.js";
 import { $, $$, drawBadge, drawBar, drawFacts, el, leave, moment, redraw, setText, show, showProblem, sure, user } from "./dom.js";
 import { sparkline } from "./chart.js";
-import { parts, t, tn } from "./i18n.js";
+import { language, parts, t, tn } from "./i18n.js";
 import { Pages, Rows, columnsOf, kind, line, place, reasons } from "./rows.js";
 import {
-  CALLBACKS, CALLED, COUNTS, KNOBS, ROWS, SHARDS, badge, changes, count, duration, left, logged, nextStep, pace, percent, rate, reached, rows, saidBy, segments,
+  CALLBACKS, CALLED, COUNTS, KNOBS, ROWS, SHARDS, WAITS, badge, changes, count, duration, left, logged, nextStep, pace, percent, rate, reached, rows, saidBy, segments,
   sentence, turned,
 } from "./words.js";
 
@@ -70,6 +70,12 @@ function drawHead(p) {
 
 // -- Why it stands still ------------------------------------------------------------------------------------------------
 
+/** A reason in the reader's language; the API's own words, with what mends it, are English. */
+function standing({ code, message, mend }) {
+  const said = el("span", { lang: "en", dir: "auto", class: "user" }, `${message}: ${mend}.`);
+  return el("li", {}, ...(language === "en" || !(code in WAITS) ? [said] : [WAITS[code], " ", said]));
+}
+
 const STILL = 5_000;
 let last = { now: "", since: 0, done: true };
 let askedAt = 0;
@@ -86,7 +92,7 @@ setInterval(async () => {
   askedAt = Date.now();
   const { reasons } = await call(`${self}/waiting`, { has: "reasons" }).catch(() => ({ reasons: [] }));
   if (asked !== last.now) return;
-  $("#reasons").replaceChildren(...reasons.map((each) => el("li", {}, user(each.message), t(": {mend}.", { mend: each.mend }))));
+  $("#reasons").replaceChildren(...reasons.map(standing));
   show($("#reasons"), reasons.length > 0);
 }, 1_000);
 

@@ -274,6 +274,34 @@ export function logged(entry, of = ROWS) {
   return [DONE[action] ?? action, more.join(t(", "))].filter(Boolean).join(t(": "));
 }
 
+/**
+ * Why a Task stands still, by the code of the API, whose own words are English and have the numbers and names besides.
+ */
+export const WAITS = {
+  stopped_jobs: t("Only stopped jobs are left; they wait to be started again."),
+  children: t("It waits for the Tasks below it."),
+  retry: t("It waits for a retry."),
+  broker_away: t("The queue server does not answer."),
+  no_process: t("No process works its queue."),
+  queue_paused: t("Its queue is paused."),
+  held: t("A process does not answer."),
+  quiet: t("The processes of its queue take no more jobs."),
+  start_at: t("Its start is later."),
+  interval: t("The next round begins later."),
+  rate: t("A rate limit holds it back."),
+  put_off: t("Its jobs could not be sent to the queue, and are tried again."),
+  unknown_worker: t("No process knows its worker."),
+  due_later: t("Its rows are scheduled for later."),
+  key: t("Its rows wait for earlier jobs of their key."),
+  priority: t("Jobs of a smaller priority run first."),
+  busy: t("All threads are busy."),
+  jobs_of_others: t("Its queue has jobs of other workers."),
+  open: t("It is open for more rows."),
+  session: t("Waiting for its session."),
+  too_many_failures: t("More rows failed than are tolerated."),
+  paused: t("It is paused."),
+};
+
 /** How much of the bar is reached, for readers of screens; null while nobody knows. Of a list that was rejected it is nothing. */
 export const reached = (p) => (p.done ? (p.progress.percent ?? 0) : p.progress.percent);
 
