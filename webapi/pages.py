@@ -3,6 +3,7 @@ schedules. ``webapi/static`` fetches what changes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
@@ -21,8 +22,8 @@ from asynctask.lists.readers.encodings import OFFERED
 from asynctask.lists.readers.opening import FORMATS
 from asynctask.operations import FAILING, LISTS
 from asynctask.worker import WEBHOOK
-from webapi import access, caching, openapi, workers
-from webapi.context import TASK_PAGES, asynctask_app, find_progress, reader_locale, tag
+from webapi import access, caching, openapi, texts, workers
+from webapi.context import TASK_PAGES, asynctask_app, find_progress, reader_locale, set_language, tag
 from webapi.problems import problem_response
 from webapi.reading import SIGN_IN_BYTES, current_request
 from webapi.security import LOGINS, SESSION_S, TooManyAttempts, session_cookie
@@ -31,10 +32,17 @@ blueprint: Final = APIBlueprint("pages", __name__, enable_openapi=False)
 
 
 class Entry(NamedTuple):
-    """An entry of the navigation. ``pages``: the endpoints that it marks as current; the first is its target."""
+    """An entry of the navigation. ``pages``: the endpoints that it marks as current; the first is its target. ``number``:
+    how many there are, if that is shown."""
 
     name: str
     pages: tuple[str, ...]
+    number: int = 0
+
+    def text(self, translate: Callable[..., str]) -> str:
+        """Its name in the reader's language, with the number if there is one."""
+        name = translate(self.name)
+        return f"{name} ({self.number:,})" if self.number else name
 
     @property
     def key(self) -> str:
@@ -56,12 +64,7 @@ NAVIGATION: Final = (
 def _entries(user: User) -> list[Entry]:
     """The entries whose pages the user may see, the failures with their number."""
     shown = [] if user.task_id is not None else [each for each in NAVIGATION if access.may_see(user, each.pages[0])]
-    return [_counted(each) if each.pages[0] == "pages.failures" else each for each in shown]
-
-
-def _counted(entry: Entry) -> Entry:
-    dead = _dead()
-    return entry._replace(name=f"{entry.name} ({dead:,})") if dead else entry
+    return [each._replace(number=_dead()) if each.pages[0] == "pages.failures" else each for each in shown]
 
 
 def _dead() -> int:
@@ -85,10 +88,12 @@ TABS: Final = {"retries": "Failing now", "dead": "Dead", "scheduled": "Scheduled
 @blueprint.app_context_processor
 def _of_reader() -> dict[str, Any]:
     """What each page depends on: the language of the reader's messages, the theme, and what the reader may do."""
+    language = tag(reader_locale())
     user, theme, is_known = access.current_user(), request.cookies.get(THEME), g.get("is_known", False)
     searches = is_known and SEARCH in current_app.view_functions and access.may_see(user, SEARCH)
     return {
-        "locale": tag(reader_locale()),
+        "locale": language,
+        "_": texts.translator(language),
         "themes": THEMES,
         "theme": theme if theme in THEMES else None,
         "search_url": url_for(SEARCH) if searches else None,
@@ -102,6 +107,13 @@ def _of_reader() -> dict[str, Any]:
         "takes_tokens": current_app.extensions[LOGINS].takes_tokens,
         "may_sign_out": g.get("has_session", False),
     }
+
+
+@blueprint.after_request
+def _say_language(response: Response) -> Response:
+    if response.mimetype == "text/html":
+        set_language(response, reader_locale())
+    return response
 
 
 @blueprint.errorhandler(NotFound)
@@ -254,6 +266,10 @@ def _is_path(text: str) -> bool:
     return text.startswith(f"{request.script_root}/") and text[1:2] not in ("/", "\\") and text.isprintable()
 
 
+def _said(text: str, **values: Any) -> str:
+    return texts.translator(tag(reader_locale()))(text, **values)
+
+
 def _ask_for_token(wrong: str = "", after: str = "", status: int = 200, **headers: str) -> ResponseReturnValue:
     return render_template("login.html", wrong=wrong, after=after), status, headers
 
@@ -283,10 +299,10 @@ def sign_in() -> ResponseReturnValue:
         user = logins.user_of(Authorization("bearer", token=secret), request.remote_addr or "", request.path)
     except TooManyAttempts as error:
         wait = dict(error.headers)["Retry-After"]
-        wrong = f"Too many wrong tokens came from this address. Try again in {wait} s."
+        wrong = _said("Too many wrong tokens came from this address. Try again in {seconds} s.", seconds=wait)
         return _ask_for_token(wrong, after, error.status, **{"Retry-After": wait})
     if user is None:
-        return _ask_for_token("This token is not valid.", after, 401, **{"WWW-Authenticate": "Bearer"})
+        return _ask_for_token(_said("This token is not valid."), after, 401, **{"WWW-Authenticate": "Bearer"})
     response = redirect(after if _is_path(after) else url_for("pages.home"), 303)
     ends_at = asynctask_app().clock.now() // SECOND + SESSION_S
     response.headers.add("Set-Cookie", session_cookie(logins.session(secret, ends_at), SESSION_S))

@@ -113,8 +113,8 @@ def preview(
     """Looks at the beginning of a list.
 
     Arguments: ``workers``, those that take lists; ``before``, how lists were read before, newest first; ``sheet`` of a
-    workbook, None to find it: if ``search``, the one with most known columns; ``header_row``, None to find it;
-    ``columns``, headers that are known beside those of the workers and of the lists before.
+    workbook, None to find it: if ``search``, the one with most known columns, else the first with several; ``header_row``,
+    None to find it; ``columns``, headers that are known beside those of the workers and of the lists before.
     Raises :class:`InputError` for a file or a sheet that cannot be read.
     """
     expect = _names(workers, before) | frozenset(columns)
@@ -155,9 +155,13 @@ def _best_sheet(file: ListFile, first: Head, sheets: Sequence[str], expect: Coll
     return best
 
 
-def _likeness(head: Head, expect: Collection[str]) -> int:
+def _likeness(head: Head, expect: Collection[str]) -> tuple[int, bool]:
+    """How many names of the likeliest row are expected; where none is, whether there are several columns, which a cover
+    sheet rarely has."""
     wanted = frozenset(map(normalise, expect))
-    return max((matches(cells, wanted) for _, cells in head.rows[:HEADER_ROWS]), default=0)
+    rows = [cells for _, cells in head.rows[:HEADER_ROWS]]
+    most = max((matches(cells, wanted) for cells in rows), default=0)
+    return most, most == 0 and any(sum(cell is not None for cell in cells) > 1 for cells in rows)
 
 
 def _header(head: Head, expect: frozenset[str], limits: Limits, number: int | None) -> tuple[Header, InputError | None]:

@@ -62,7 +62,7 @@ def test_a_clerk_with_wrong_headers_a_wrong_worker_a_cover_and_bad_rows_corrects
             page.locator("#result"),
         )
         page.set_input_files("#file", untidy(tmp_path / "july.xlsx"))
-        page.get_by_label("Sheet").select_option("Data")
+        expect(page.get_by_label("Sheet")).to_have_value("Data")
         fields = page.locator("#mapping tbody tr")
         expect(fields.locator("th")).to_have_text([re.compile(name) for name in HEAD])
         expect(fields.first.locator("li")).to_have_text(["S-0", "S-1", "S-2"])
@@ -70,7 +70,8 @@ def test_a_clerk_with_wrong_headers_a_wrong_worker_a_cover_and_bad_rows_corrects
 
         page.get_by_label("What should be done").select_option("set_budget")
         expect(page.locator("#missing")).to_have_text(
-            "These fields need a column: campaign, amount. Choose it beside one of your columns, or choose another worker."
+            "These fields need a column: campaign, amount. Choose it beside one of your columns. "
+            "If none has it, choose another sheet above, or something else to do with each row."
         )
         expect(check).to_be_hidden()
         expect(start).to_be_hidden()

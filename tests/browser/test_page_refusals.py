@@ -18,7 +18,6 @@ from support.proxy import AFTER, Proxy
 from support.serving import Shop, get
 
 from asynctask import AsyncTask
-from asynctask.messages import CATALOGUE
 
 pytestmark = pytest.mark.needs_browser
 
@@ -245,16 +244,6 @@ def test_two_dropped_files_are_refused(page: Page, web_alone: str) -> None:
 # -- words
 
 
-def test_every_language_has_every_sentence_with_the_same_values(page: Page, web_alone: str) -> None:
-    page.goto(web_alone)
-    said = page.evaluate("import('/static/words.js').then((words) => words.SAID)")
-    assert {name.replace("-", "_") for name in said} == set(CATALOGUE)
-    for language, sentences in said.items():
-        assert sentences.keys() == said["en"].keys(), language
-        for key, sentence in sentences.items():
-            assert set(re.findall(r"\{\w+\}", sentence)) == set(re.findall(r"\{\w+\}", said["en"][key])), (language, key)
-
-
 HTML = {"content_type": "text/html", "body": "<h1>a proxy's own page</h1>"}
 ENDS: tuple[tuple[str, dict[str, Any] | None, str], ...] = (
     ("lost", None, "No answer came from the server. It is not known whether this was done"),
@@ -305,7 +294,7 @@ def test_every_end_of_a_change_is_said_and_none_that_nothing_was_changed(page: P
     expect(alert).to_be_hidden()
 
 
-SAME = pytest.mark.full(reason="every language has every sentence, see above")
+SAME = pytest.mark.full(reason="every language has every sentence: tests/unit/test_page_texts.py")
 
 
 @pytest.mark.parametrize(
@@ -418,14 +407,14 @@ def test_tables_that_could_not_be_loaded_are_loaded_later_and_a_page_that_was_no
     expect(page.locator("#connection")).to_be_hidden()
     part(page, "Rows")
     page.route(held[0], lambda route: route.abort())
-    pager.get_by_role("button", name="Later").click()
+    pager.get_by_role("button", name="Next").click()
     expect(page.locator("#problem")).to_contain_text("No answer came from the server.")
     expect(pager).to_contain_text("1–20 of 22")
     page.unroute(held[0])
-    pager.get_by_role("button", name="Later").click()
+    pager.get_by_role("button", name="Next").click()
     expect(pager).to_contain_text("21–22 of 22")
-    expect(pager.get_by_role("button", name="Later")).to_be_disabled()
-    pager.get_by_role("button", name="Earlier").click()
+    expect(pager.get_by_role("button", name="Next")).to_be_disabled()
+    pager.get_by_role("button", name="Previous").click()
     expect(pager).to_contain_text("1–20 of 22")
 
 

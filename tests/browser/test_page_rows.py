@@ -65,7 +65,7 @@ def test_rows_are_searched_chosen_run_again_and_downloaded(page: Page, open_shop
     expect(page.locator("#state")).to_have_text("refused")
     page.get_by_role("link", name="row 16 in its table").click()
     expect(rows.first.locator("[data-label=sku]")).to_have_text("NO-15")
-    page.locator("[data-pager=rows]").get_by_role("button", name="Earlier").click()
+    page.locator("[data-pager=rows]").get_by_role("button", name="Previous").click()
     expect(rows.first.locator("[data-label=sku]")).to_have_text("OK-1")
 
 

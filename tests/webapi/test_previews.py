@@ -56,6 +56,14 @@ def kept(app: AsyncTask) -> list[Path]:
     return list(folder.iterdir()) if folder.is_dir() else []
 
 
+def test_of_sheets_without_a_known_column_the_first_with_several_columns_is_read(client: Client) -> None:
+    cover: list[list[Any]] = [["What this is for"]]
+    unknown: list[list[Any]] = [["Artikel", "Menge"], ["A-1", 3]]
+    assert look(client, workbook(("Cover", cover), ("Data", unknown), ("More", unknown)), "july.xlsx")["sheet"] == "Data"
+    assert look(client, workbook(("Data", unknown), ("One", [["SKU"], ["A-1"]])), "july.xlsx")["sheet"] == "One"
+    assert look(client, workbook(("Cover", cover), ("Notes", cover)), "july.xlsx")["sheet"] == "Cover"
+
+
 def test_a_workbook_behind_a_cover_shows_its_columns_and_the_worker_that_they_fit(app: AsyncTask, client: Client) -> None:
     found = look(client, workbook(("Cover", [["What this is for"]]), ("Data", ROWS)), "july.xlsx")
     assert (found["format"], found["sheets"], found["sheet"], found["encoding"]) == (

@@ -3,7 +3,8 @@
 
 import { AsyncTaskError, backoff, post, request, submit } from "./client/asynctask.js";
 import { show, setText, showProblem } from "./dom.js";
-import { advice, cause, say, together, tongue } from "./words.js";
+import { language } from "./i18n.js";
+import { advice, cause, say, together } from "./words.js";
 
 const CHANGE_MS = 60_000;
 const WHEN_DONE = 15_000;
@@ -18,7 +19,7 @@ export class Refused extends Error {
     const because = cause(status, problem?.detail);
     const detail = together(because, ...advice(status, problem?.detail, unknown ? effect : "none", retryMs > 0 ? retryMs / 1000 : null));
     super(detail);
-    Object.assign(this, { name: "Refused", status, retryMs, unknown, cause: because, problem: { ...problem, detail, lang: tongue() } });
+    Object.assign(this, { name: "Refused", status, retryMs, unknown, cause: because, problem: { ...problem, detail, lang: language } });
   }
 
   /** Whether the API itself said that there is no such thing; a proxy also says 404 while it has no server. */
@@ -181,6 +182,6 @@ function note(poller, trouble) {
   else troubles.set(poller, trouble.status === 0 ? say("connection_lost") : together(trouble.cause, say("asks_again")));
   const box = document.getElementById("connection");
   show(box, troubles.size > 0);
-  box.lang = tongue();
+  box.lang = language;
   if (troubles.size > 0) setText(box, [...troubles.values()][0]);
 }

@@ -13,7 +13,7 @@
 // format  the text of a value
 
 import { el } from "./dom.js";
-
+import { locale } from "./i18n.js";
 
 function svg(tag, attributes, ...children) {
   const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
@@ -55,13 +55,13 @@ export function sparkline(values, options) {
 }
 
 export function chart(layers, options) {
-  const { bar, span, format = (value) => value.toLocaleString() } = options;
+  const { bar, span, format = (value) => value.toLocaleString(locale) } = options;
   const base = layers[0].values.map(() => 0);
   const sums = base.map((_, i) => layers.reduce((sum, { values }) => sum + values[i], 0));
   const high = most(bar ? sums : layers.flatMap(({ values }) => values));
   const power = 10 ** Math.floor(Math.log10(high));
   const top = power * [1, 2, 5, 10].find((n) => n * power >= high);
-  const time = (part) => span && new Date(ms(span[0]) + part * (ms(span[1]) - ms(span[0]))).toLocaleString();
+  const time = (part) => span && new Date(ms(span[0]) + part * (ms(span[1]) - ms(span[0]))).toLocaleString(locale);
   const said = (i) => layers.map(({ name, values }) => `${name}: ${values[i] === null ? "–" : format(values[i])}`);
   const tips = sums.map((_, i) => svg("rect", { class: "tip", x: i, width: 1, height: 100 }, svg("title", {}, [time(i / sums.length), ...said(i)].join("\n"))));
   const shapes = layers.map(({ values, color }) => (bar ? bars : area)(values, top, color, base));

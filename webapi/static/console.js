@@ -1,12 +1,13 @@
 // What the pages of the operator share: links, lists that are read page by page, and buttons that do something to a row.
 
 import { Poller, attempt } from "./api.js";
-import { $, el, setText, show, sure } from "./dom.js";
+import { $, el, pager, setText, sure } from "./dom.js";
+import { t } from "./i18n.js";
 
 const root = document.body.dataset.page;
 
 export const jobLink = (id) => el("a", { class: "id", href: `${root}jobs/${encodeURIComponent(id)}` }, el("bdi", {}, id));
-export const taskLink = (id) => el("a", { href: `${root}tasks/${id}` }, `Task ${id}`);
+export const taskLink = (id) => el("a", { href: `${root}tasks/${id}` }, t("Task {task}", { task: id }));
 
 /** What was done, for everybody: it stays until the next thing is done. */
 export const tell = (text) => setText($("#said"), text);
@@ -40,21 +41,20 @@ const PAGE = 25;
 export class Pages {
   constructor(url, { has, every, box, draw }) {
     Object.assign(this, { url, has, starts: [0], next: null, draw });
-    const turning = (word, turn) => {
-      const node = el("button", { type: "button", class: "ghost" }, word);
-      node.addEventListener("click", () => { turn(); this.open(); });
-      return node;
-    };
-    this.back = turning("← Before", () => this.starts.pop());
-    this.on = turning("After →", () => this.starts.push(this.next));
-    box.append(this.back, this.on);
+    this.drawPager = pager(box, (button, step) => this.turn(step));
     this.poller = new Poller("", { every, has, onData: (data) => this.take(data) });
+    this.open();
+  }
+
+  turn(step) {
+    if (step > 0 && this.next === null) return; // the page before is still on its way
+    if (step > 0) this.starts.push(this.next);
+    else if (this.starts.length > 1) this.starts.pop();
     this.open();
   }
 
   open() {
     this.next = null;
-    this.drawPager();
     this.poller.url = `${this.url}?limit=${PAGE}&after=${this.starts.at(-1)}`;
     this.poller.now();
   }
@@ -70,15 +70,7 @@ export class Pages {
       return;
     }
     this.next = data.links.next === null ? null : Number(new URL(data.links.next, location.href).searchParams.get("after"));
-    this.drawPager();
+    this.drawPager(this.starts.length > 1, this.next !== null);
     this.draw(data);
-  }
-
-  drawPager() {
-    this.back.disabled = this.starts.length === 1;
-    this.on.disabled = this.next === null;
-    const several = this.starts.length > 1 || this.next !== null;
-    show(this.back, several);
-    show(this.on, several);
   }
 }

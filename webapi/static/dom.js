@@ -1,5 +1,6 @@
 // Building and filling elements. Data goes in as text only: nothing here, or anywhere, sets innerHTML.
 
+import { parts, t } from "./i18n.js";
 import { ago, when } from "./words.js";
 
 export const $ = (selector, root = document) => root.querySelector(selector);
@@ -31,7 +32,7 @@ export function freshen(node) {
  * Asks once, in the dialog of confirm.html; resolves to whether `yes` was clicked. The focus goes back to where it was. `no`: what keeps all
  * as it is.
  */
-export function sure(heading, text, yes, no = "Keep it") {
+export function sure(heading, text, yes, no = t("Keep it")) {
   setText($("#confirm-heading"), heading);
   setText($("#confirm-text"), text);
   setText($("#confirm-yes"), yes);
@@ -92,6 +93,32 @@ export function leave(url) {
   return new Promise((resolve) => window.addEventListener("pageshow", (event) => event.persisted && resolve()));
 }
 
+/** Pairs of a name and a value, text or nodes, in a list of definitions. One without a value is left out; one that is the same is not touched. */
+export function drawFacts(list, facts) {
+  const pairs = facts.filter(([, value]) => value).map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", { dir: "auto" }, value)));
+  arrange(list, pairs.map((pair, i) => (list.children[i]?.isEqualNode(pair) ? list.children[i] : pair)));
+}
+
+/**
+ * Puts the buttons that turn the pages of a list into `box`; `turn` gets the button and 1 or -1. Returns what draws them: `before` and `after`
+ * tell whether there is a page there. With one page alone there are no buttons. The keyboard does not stay on one that leads nowhere.
+ */
+export function pager(box, turn, between = []) {
+  const [back, on] = [[t("← Previous"), -1], [t("Next →"), 1]].map(([word, step]) => {
+    const node = el("button", { type: "button", class: "ghost", hidden: true }, word);
+    node.addEventListener("click", () => turn(node, step));
+    return node;
+  });
+  box.append(back, ...between, on);
+  return (before, after) => {
+    const focused = document.activeElement;
+    [back.disabled, on.disabled] = [!before, !after];
+    for (const node of [back, on]) show(node, before || after);
+    if (focused === back && !before) on.focus();
+    if (focused === on && !after) back.focus();
+  };
+}
+
 /** A badge of a word and its colour. */
 export function drawBadge(node, [word, kind]) {
   setText(node, word);
@@ -129,12 +156,12 @@ export function showProblem(box, problem, onChoice = null) {
 
 function encodings(suggestions, onChoice) {
   const each = suggestions.map(({ encoding, cells }) =>
-    el("li", {}, choice("encoding", encoding, `Read it as ${encoding}`, onChoice), " ", ...cells.flatMap((cell) => [user(cell, { class: "user value" }), " "])));
-  return choices("Which of these reads right?", each);
+    el("li", {}, choice("encoding", encoding, t("Read it as {encoding}", { encoding }), onChoice), " ", ...cells.flatMap((cell) => [user(cell, { class: "user value" }), " "])));
+  return choices(t("Which of these reads right?"), each);
 }
 
 const sheets = (names, onChoice) =>
-  choices("Which sheet has the rows?", names.map((name) => el("li", {}, choice("sheet", name, ["Read sheet ", user(name)], onChoice))));
+  choices(t("Which sheet has the rows?"), names.map((name) => el("li", {}, choice("sheet", name, parts("Read sheet {sheet}", { sheet: user(name) }), onChoice))));
 
 const choices = (question, each) => el("div", {}, el("p", {}, question), el("ul", { class: "choices" }, each));
 
@@ -151,10 +178,10 @@ export function errorTable(errors, total) {
   const rows = errors.slice(0, SHOWN).map((e) =>
     el("tr", {}, el("td", { class: "number" }, e.row ?? ""), el("td", {}, user(e.column)), el("td", {}, user(e.message)),
       el("td", { class: "fault" }, e.value === null || e.value === undefined ? "" : user(plain(e.value), { class: "user value" }))));
-  const heads = ["Row", "Column", "Reason", "Value"].map((h, i) => el("th", { scope: "col", class: i === 0 ? "number" : null }, h));
+  const heads = [t("Row"), t("Column"), t("Reason"), t("Value")].map((h, i) => el("th", { scope: "col", class: i === 0 ? "number" : null }, h));
   const table = el("table", {}, el("thead", {}, el("tr", {}, heads)), el("tbody", {}, rows));
-  const box = el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Refused rows" }, table);
-  return total > rows.length ? el("div", {}, box, el("p", { class: "quiet" }, `and ${total - rows.length} more`)) : box;
+  const box = el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": t("Refused rows") }, table);
+  return total > rows.length ? el("div", {}, box, el("p", { class: "quiet" }, t("and {n} more", { n: total - rows.length }))) : box;
 }
 
 export const plain = (value) => (typeof value === "string" ? value : JSON.stringify(value));

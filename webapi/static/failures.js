@@ -4,7 +4,8 @@ import { Poller, call } from "./api.js";
 import { sparkline } from "./chart.js";
 import { Pages, doing, jobLink, name, taskLink } from "./console.js";
 import { $, $$, el, moment, plain, rowsOf, setText, show, user } from "./dom.js";
-import { count, saidBy, things } from "./words.js";
+import { parts, t } from "./i18n.js";
+import { count, jobs as jobsOf, listed, saidBy, sentences } from "./words.js";
 
 const page = $("#failures");
 const { api, list } = page.dataset;
@@ -43,10 +44,10 @@ function fill(row, { template, jobs }) {
   if (mayOperate) drawActions($$("button", row), template);
 }
 
-const sample = ({ sample_job_id: job }) => (job === null ? [] : ["For instance ", jobLink(job)]);
+const sample = ({ sample_job_id: job }) => (job === null ? [] : parts("For instance {job}", { job: jobLink(job) }));
 
 function drawTrend(cell, hours) {
-  const said = `In the last hour: ${count(hours.at(-1))}. In the hour before: ${count(hours.at(-2))}.`;
+  const said = t("In the last hour: {last}. In the hour before: {before}.", { last: count(hours.at(-1)), before: count(hours.at(-2)) });
   if (cell.dataset.hours === hours.join()) return;
   cell.dataset.hours = hours.join();
   cell.replaceChildren(sparkline(hours, { label: said }), el("small", { class: "below" }, said));
@@ -59,35 +60,36 @@ function drawTime(cell, at) {
 function drawWhere(cell, { tasks, task_count: total, workers }, before) {
   const shown = tasks.slice(0, 3);
   if (before?.tasks.slice(0, 3).join() !== shown.join() || before.task_count !== total) {
-    const more = total > shown.length ? `and ${count(total - shown.length)} more` : null;
+    const more = total > shown.length ? t("and {n} more", { n: count(total - shown.length) }) : null;
     $(".links", cell).replaceChildren(...[...shown.map(taskLink), more].filter(Boolean).flatMap((each) => [each, " "]));
   }
-  setText($(".user", cell), workers.join(", "));
+  setText($(".user", cell), listed(workers));
 }
 
 function drawActions([first, all, dismiss], template) {
   const about = saidBy(template);
   show(first, template.count > FIRST);
-  name(first, `Run ${FIRST} first`, about);
-  name(all, template.count === 1 ? "Run it" : "Run all", about);
-  if (dismiss) name(dismiss, template.count === 1 ? "Dismiss…" : "Dismiss all…", about);
+  name(first, t("Run {n} first", { n: FIRST }), about);
+  name(all, template.count === 1 ? t("Run it") : t("Run all"), about);
+  if (dismiss) name(dismiss, template.count === 1 ? t("Dismiss…") : t("Dismiss all…"), about);
 }
 
-const skipping = (skipped) => (skipped.length === 0 ? "" : ` Not done: ${things(skipped.length, "job")}, because: ${skipped[0].reason}.`);
+const skipping = (skipped) => (skipped.length === 0 ? "" : t("Not done: {jobs}, because: {reason}.", { jobs: jobsOf(skipped.length), reason: skipped[0].reason }));
 
 function acting(row, word, verb, first, asked) {
   return doing(word, "", async () => {
     const url = `${api}/templates/${known.get(row).id}/${verb}${first === null ? "" : `?first=${first}`}`;
     const { done, skipped } = await call(url, { method: "POST", has: "done" });
     after(row);
-    return (verb === "restart" ? `${things(done, "job")} started again.` : `${things(done, "job")} dismissed.`) + skipping(skipped);
-  }, asked && (() => asked(things(known.get(row).count, "job"))));
+    const said = verb === "restart" ? t("{jobs} started again.", { jobs: jobsOf(done) }) : t("{jobs} dismissed.", { jobs: jobsOf(done) });
+    return sentences(said, skipping(skipped));
+  }, asked && (() => asked(jobsOf(known.get(row).count))));
 }
 
-const running = (row, first) => acting(row, "Run all", "restart", first, null);
+const running = (row, first) => acting(row, t("Run all"), "restart", first, null);
 const dismissing = (row) =>
-  acting(row, "Dismiss all…", "dismiss", null, (number) => [
-    "Dismiss the jobs of this error?", `${number} will leave the list. The outcome stays recorded.`, `Dismiss ${number}`,
+  acting(row, t("Dismiss all…"), "dismiss", null, (number) => [
+    t("Dismiss the jobs of this error?"), t("{jobs} will leave the list. The outcome stays recorded.", { jobs: number }), t("Dismiss {jobs}", { jobs: number }),
   ]);
 
 /** Shows what is left; the keyboard stays near a row that goes. */
@@ -115,19 +117,19 @@ if (drawTemplates) new Poller(`${api}/templates`, { every: 30000, has: "template
 const dismissAll = $("#dismiss-all");
 
 function jobRow(job) {
-  const args = job.raw ?? (job.args_cut ? "(long)" : plain(job.args));
+  const args = job.raw ?? (job.args_cut ? t("(long)") : plain(job.args));
   const row = el("tr", {},
     el("td", {}, job.tracked ? jobLink(job.job_id) : el("bdi", { class: "id" }, job.job_id)), el("td", {}, user(job.worker ?? "")),
     el("td", {}, job.task_id === null ? "" : taskLink(job.task_id)), el("td", {}, user(list === "scheduled" ? args : (job.error ?? job.error_class ?? ""))),
     el("td", { class: "number" }, count(job.retries)), el("td", {}, moment(job.at)));
-  if (mayOperate) row.append(el("td", { class: "actions" }, doing("Run now", job.job_id, () => restart(job, row))));
+  if (mayOperate) row.append(el("td", { class: "actions" }, doing(t("Run now"), job.job_id, () => restart(job, row))));
   return row;
 }
 
 async function restart(job, row) {
   const { done, skipped } = await call(`${api}/restart`, { method: "POST", body: { keys: [job.key] }, has: "done" });
   await after(row);
-  return done ? `The job ${job.job_id} is started again.` : `The job ${job.job_id} is not started: ${skipped[0]?.reason}.`;
+  return done ? t("The job {job} is started again.", { job: job.job_id }) : t("The job {job} is not started: {reason}.", { job: job.job_id, reason: skipped[0]?.reason });
 }
 
 const drawJobs = rowsOf($("#jobs tbody"), { key: (job) => job.key, make: jobRow, fill() {} });
@@ -147,14 +149,14 @@ const jobs = new Pages(api, {
 });
 
 if (dismissAll) {
-  dismissAll.append(doing("Dismiss all…", "dead jobs", async () => {
+  dismissAll.append(doing(t("Dismiss all…"), t("dead jobs"), async () => {
     const { done } = await call(`${api}/dismiss-all`, { method: "POST", has: "done" });
     jobs.now();
     await refresh();
     $("#failures-heading").focus();
-    return `${things(done, "job")} dismissed.`;
+    return t("{jobs} dismissed.", { jobs: jobsOf(done) });
   }, () => {
     const number = $("#total").textContent;
-    return ["Dismiss all dead jobs?", `Dead jobs: ${number}. The tracked ones leave the list, and their outcome stays recorded.`, `Dismiss ${number}`];
+    return [t("Dismiss all dead jobs?"), t("Dead jobs: {n}. The tracked ones leave the list, and their outcome stays recorded.", { n: number }), t("Dismiss {jobs}", { jobs: number })];
   }));
 }

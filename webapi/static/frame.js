@@ -1,6 +1,7 @@
 // What every page has: times that stay fresh, the theme, tables that become cards on a narrow page, and the keyboard.
 
 import { $, $$, freshen } from "./dom.js";
+import { t } from "./i18n.js";
 import { zone } from "./words.js";
 
 // -- Times -------------------------------------------------------------------------------------------------------------
@@ -9,7 +10,7 @@ const FRESH_MS = 10_000;
 
 const freshenAll = () => $$("time[datetime]").forEach(freshen);
 
-$("#zone").textContent = `Times are those of ${zone()}.`;
+$("#zone").textContent = t("Times are those of {zone}.", { zone: zone() });
 freshenAll();
 setInterval(freshenAll, FRESH_MS);
 document.addEventListener("visibilitychange", () => !document.hidden && freshenAll());

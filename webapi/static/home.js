@@ -3,7 +3,8 @@
 import { Poller, attempt, call } from "./api.js";
 import { sparkline } from "./chart.js";
 import { $, drawBadge, drawBar, el, moment, setText, show, user } from "./dom.js";
-import { amount, badge, count, duration, pace, percent, problems, rate, reached, remark, rows, segments, sentence } from "./words.js";
+import { t, tn } from "./i18n.js";
+import { amount, badge, count, duration, listed, pace, percent, problems, rate, reached, remark, rows, segments, sentence } from "./words.js";
 
 const PAGE = 20;
 const HOUR_MS = 3_600_000;
@@ -25,17 +26,17 @@ function drawQueues({ queues }) {
   const waiting = queues.reduce((sum, queue) => sum + queue.waiting, 0);
   const left = queues.filter((queue) => queue.unattended && queue.waiting > 0).map((queue) => queue.name);
   const oldest = Math.max(0, ...queues.map((queue) => queue.oldest_s ?? 0));
-  const unattended = left.length === 1 ? `no process works the queue ${left[0]}` : `no process works the queues ${left.join(", ")}`;
-  figure("waiting", count(waiting), left.length ? unattended : oldest >= 1 ? `the oldest for ${duration(oldest)}` : "", left.length > 0);
+  const unattended = tn("no process works the queue {queues}", "no process works the queues {queues}", left.length, { queues: listed(left) });
+  figure("waiting", count(waiting), left.length ? unattended : oldest >= 1 ? t("the oldest for {time}", { time: duration(oldest) }) : "", left.length > 0);
 }
 
 function drawProcesses({ processes }) {
   const performing = processes.filter((process) => process.concurrency > 0);
   const live = performing.filter((process) => process.alive && process.held_s === null);
   const sum = (name) => live.reduce((total, process) => total + process[name], 0);
-  figure("running", count(sum("busy")), `of ${count(sum("concurrency"))} at once`);
+  figure("running", count(sum("busy")), t("of {n} at once", { n: count(sum("concurrency")) }));
   const lost = performing.length - live.length;
-  figure("workers", count(live.length), lost ? `${count(lost)} do not answer` : "", lost > 0 || live.length === 0);
+  figure("workers", count(live.length), lost ? t("{n} do not answer", { n: count(lost) }) : "", lost > 0 || live.length === 0);
 }
 
 const MINUTES = 5;
@@ -49,13 +50,13 @@ function drawHistory({ series: [all], until }) {
   const ended = failed.map((n, i) => n + all.finish[i]);
   const recent = ended.slice(-MINUTES).reduce((sum, n) => sum + n, 0);
   const ahead = Math.min(60, Math.max(0, (new Date(until) - Date.now()) / 1000)); // of the minute that is not over
-  figure("rate", rate(recent / (60 * MINUTES - ahead)), `in the last ${MINUTES} minutes`);
+  figure("rate", rate(recent / (60 * MINUTES - ahead)), t("in the last {n} minutes", { n: MINUTES }));
   const total = failed.reduce((sum, n) => sum + n, 0);
-  figure("failures", count(total), total && `of ${rows(ended.reduce((sum, n) => sum + n, 0))}`);
+  figure("failures", count(total), total && t("of {rows}", { rows: rows(ended.reduce((sum, n) => sum + n, 0)) }));
   if (!all) return;
-  trend("rate", ended, failed, "Rows that ended in each minute of the last hour");
-  trend("failures", failed, failed, "Rows that failed in each minute of the last hour");
-  trend("waiting", all.waiting, [], "Jobs that waited in each minute of the last hour");
+  trend("rate", ended, failed, t("Rows that ended in each minute of the last hour"));
+  trend("failures", failed, failed, t("Rows that failed in each minute of the last hour"));
+  trend("waiting", all.waiting, [], t("Jobs that waited in each minute of the last hour"));
 }
 
 if (now) {
@@ -81,7 +82,7 @@ function first() {
   return `${document.body.dataset.api}?${query}`;
 }
 
-const named = (p) => p.title || `Task ${p.task_id}`;
+const named = (p) => p.title || t("Task {task}", { task: p.task_id });
 
 function entry(p) {
   const bar = el("div", { class: "bar thin", role: "progressbar", "aria-valuemin": "0", "aria-valuemax": "100" });
@@ -132,7 +133,7 @@ function arrange() {
     show(found.row, visible);
     show(found.fold, earlier.length > 0);
     found.fold.setAttribute("aria-expanded", String(found.open));
-    setText(found.fold, earlier.length === 1 ? "1 earlier attempt" : `${count(earlier.length)} earlier attempts`);
+    setText(found.fold, tn("{n} earlier attempt", "{n} earlier attempts", earlier.length));
     order.push(found.row);
     for (const each of earlier) place(each, depth + 1, visible && found.open);
   };

@@ -1,8 +1,9 @@
 // One job: its record, and what can be done about it.
 
 import { Poller, attempt, call, linked } from "./api.js";
-import { $, $$, drawBadge, el, moment, setText, show, sure, user } from "./dom.js";
-import { STATUSES, count, duration, when } from "./words.js";
+import { $, $$, drawBadge, drawFacts, el, moment, setText, show, sure, user } from "./dom.js";
+import { parts, t, tn } from "./i18n.js";
+import { STATUSES, count, duration, listed } from "./words.js";
 
 const page = $("#job");
 const self = page.dataset.job;
@@ -10,7 +11,7 @@ const self = page.dataset.job;
 const poller = new Poller(self, { every: 2000, has: "job_id", onData: draw, onGone }).start();
 
 function onGone() {
-  setText($("#problem"), "This job is not there any more.");
+  setText($("#problem"), t("This job is not there any more."));
   show($("#problem"), true);
   for (const button of $$("[data-verb]")) show(button, false);
 }
@@ -18,15 +19,15 @@ function onGone() {
 function draw(job) {
   page.setAttribute("aria-busy", "false");
   const word = STATUSES[job.status] ?? job.status;
-  setText($("#job-title"), job.worker || "Job");
+  setText($("#job-title"), job.worker || t("Job"));
   drawBadge($("#state"), [word, job.status]);
   setText($("#live"), word);
   for (const button of $$("[data-verb]")) show(button, job.actions.includes(button.dataset.verb));
   // What waits for its time has not run yet, or waits for a retry: the same action has another word.
   const restart = $("[data-verb=restart]");
-  if (restart) setText(restart, job.status === "enqueue" ? "Run now" : "Restart");
+  if (restart) setText(restart, job.status === "enqueue" ? t("Run now") : t("Restart"));
   drawBeside(job);
-  drawFacts(job);
+  drawFacts($("#facts"), facts(job));
   drawAttempts(job);
   drawMessages(job.messages);
   drawError(job);
@@ -40,35 +41,33 @@ const pretty = (value) => (value === null ? "–" : JSON.stringify(value, null, 
 
 /** How far the job says to be, in units of its own. */
 function far(job) {
-  if (job.stopping) return "stopping: its worker lets go of it";
+  if (job.stopping) return t("stopping: its worker lets go of it");
   if (job.progress === null) return null;
   const { done, total, percent } = job.progress;
-  return total === null ? count(done) : `${count(done)} of ${count(total)}${percent === null ? "" : ` (${percent} %)`}`;
+  if (total === null) return count(done);
+  const values = { done: count(done), total: count(total), percent };
+  return percent === null ? t("{done} of {total}", values) : t("{done} of {total} ({percent} %)", values);
 }
 
 /** What the items of a slice came to so far. */
 function outcomes(job) {
   const known = Object.entries(job.outcomes).filter(([, number]) => number > 0);
-  return known.map(([status, number]) => `${count(number)} ${STATUSES[status] ?? status}`).join(", ") || "none so far";
+  return listed(known.map(([status, number]) => `${count(number)} ${STATUSES[status] ?? status}`)) || t("none so far");
 }
 
-const facts = new Map();
+const facts = (job) => [
+  [t("Queue"), job.queue], [t("Attempt"), count(job.attempt)], [t("Retries"), count(job.retries)], [t("Sent"), moment(job.created_at)],
+  [t("Due"), job.due_at && moment(job.due_at)], [t("Began"), moment(job.started_at)], [t("Ended"), moment(job.finished_at)],
+  [t("Process"), job.process], [t("Progress"), far(job)], [job.items > 1 ? t("First row") : t("Row"), job.row === null ? null : count(job.row)],
+  [t("Items"), job.items > 1 ? count(job.items) : null], [t("Outcomes"), job.items > 1 ? outcomes(job) : null],
+  [t("Dismissed"), job.dismissed ? t("yes") : null], [t("Task"), job.task_id === null ? null : itsTask(job)],
+];
 
-function drawFacts(job) {
-  const known = [
-    ["Queue", job.queue], ["Attempt", count(job.attempt)], ["Retries", count(job.retries)], ["Sent", when(job.created_at)],
-    ["Due", job.due_at && when(job.due_at)], ["Began", when(job.started_at)], ["Ended", when(job.finished_at)],
-    ["Process", job.process], ["Progress", far(job)], [job.items > 1 ? "First row" : "Row", job.row === null ? null : count(job.row)],
-    ["Items", job.items > 1 ? count(job.items) : null], ["Outcomes", job.items > 1 ? outcomes(job) : null],
-    ["Dismissed", job.dismissed ? "yes" : null],
-  ];
-  for (const [name, value] of known) fact(name, value);
-  if (job.task_id === null || facts.has("Task")) return;
+/** Links to its Task, and to its row there. */
+function itsTask(job) {
   const task = linked(`${page.dataset.tasks}/${job.task_id}`);
-  fact("Task", " ");
-  $("dd", facts.get("Task")).replaceChildren(
-    el("a", { href: task }, `Task ${job.task_id}`), job.row === null ? "" : ", ",
-    job.row === null ? "" : el("a", { href: `${task}#rows?from=${job.id}` }, `row ${count(job.row)} in its table`));
+  const link = el("a", { href: task }, t("Task {task}", { task: job.task_id }));
+  return job.row === null ? [link] : [link, t(", "), el("a", { href: `${task}#rows?from=${job.id}` }, t("row {row} in its table", { row: count(job.row) }))];
 }
 
 /** The failed jobs of its Task before and behind it. */
@@ -133,16 +132,9 @@ function drawAttempts(job) {
   }));
   const waits = job.status === "enqueue" && job.due_at !== null && found.length > 0;
   show($("#next-attempt"), waits);
-  setText($("#next-attempt"), waits ? `The next attempt is due at ${when(job.due_at)}.` : "");
-}
-
-function fact(name, value) {
-  if (!facts.has(name)) {
-    facts.set(name, el("div", {}, el("dt", {}, name), el("dd", { dir: "auto" })));
-    $("#facts").append(facts.get(name));
-  }
-  setText($("dd", facts.get(name)), value);
-  show(facts.get(name), Boolean(value));
+  if (!waits) return;
+  if (time(job.due_at) > Date.now()) $("#next-attempt").replaceChildren(...parts("The next attempt is due: {time}.", { time: moment(job.due_at) }));
+  else setText($("#next-attempt"), t("The next attempt is due and waits for a worker."));
 }
 
 let told = "";
@@ -153,7 +145,7 @@ function drawMessages(messages) {
   told = now;
   $("#messages tbody").replaceChildren(...messages.map((m) =>
     el("tr", {}, el("td", {}, moment(m.at)), el("td", {}, el("span", { class: `badge ${m.status in STATUSES ? m.status : ""}` }, STATUSES[m.status] ?? String(m.status ?? ""))),
-      el("td", {}, m.row === undefined ? null : `Row ${count(m.row)}: `, user(m.message)), el("td", { class: "number" }, m.attempt ?? ""))));
+      el("td", {}, m.row === undefined ? null : t("Row {row}: ", { row: count(m.row) }), user(m.message)), el("td", { class: "number" }, m.attempt ?? ""))));
   show($("#messages-box"), messages.length > 0);
   show($("#no-messages"), messages.length === 0);
 }
@@ -163,7 +155,7 @@ function drawError(job) {
   show($("#error-card"), job.last_error !== null);
   if (job.last_error === null) return;
   setText($("#error"), job.last_error.message);
-  setText($("#error-process"), job.last_error.process && `In the process ${job.last_error.process}`);
+  setText($("#error-process"), job.last_error.process && t("In the process {process}", { process: job.last_error.process }));
   show($("#traceback"), job.traceback !== null);
   if (job.traceback !== null && job.traceback !== traced) $("#traceback .trace").replaceChildren(...folded(job.traceback));
   traced = job.traceback;
@@ -187,15 +179,15 @@ function folded(text) {
   }
   return parts.map(({ library, lines, frames }) => {
     const words = el("pre", {}, lines.join("\n"));
-    return library ? el("details", {}, el("summary", {}, frames === 1 ? "1 frame of a library" : `${count(frames)} frames of libraries`), words) : words;
+    return library ? el("details", {}, el("summary", {}, tn("{n} frame of a library", "{n} frames of libraries", frames)), words) : words;
   });
 }
 
 // -- What can be done --------------------------------------------------------------------------------------------------
 
 const ASKED = {
-  kill: ["Give up this job?", "It ends as an error, and can be restarted later.", "Give it up"],
-  delete: ["Delete this job?", "It does not run, and ends as cancelled. It cannot be restarted.", "Delete it"],
+  kill: [t("Give up this job?"), t("It ends as an error, and can be restarted later."), t("Give it up")],
+  delete: [t("Delete this job?"), t("It does not run, and ends as cancelled. It cannot be restarted."), t("Delete it")],
 };
 
 for (const button of $$("[data-verb]")) button.addEventListener("click", () => act(button));

@@ -1,7 +1,7 @@
 // The jobs without a Task, page by page. Filter and page are in the address, so that a link leads to them.
 
 import { Poller } from "./api.js";
-import { $, drawBadge, el, moment, rowsOf, setText, show, user } from "./dom.js";
+import { $, drawBadge, el, moment, pager, rowsOf, setText, show, user } from "./dom.js";
 import { STATUSES, count } from "./words.js";
 
 const card = $("#jobs-card");
@@ -38,27 +38,16 @@ function open({ remember = true } = {}) {
   if (remember) history.pushState(null, "", `${card.dataset.page}${query.size ? `?${query}` : ""}`);
   query.set("limit", PAGE);
   next = null;
-  drawPager();
   poller.url = `${card.dataset.jobs}?${query}`;
   poller.now();
 }
 
-const button = (word, turn) => {
-  const node = el("button", { type: "button", class: "ghost" }, word);
-  node.addEventListener("click", () => { turn(); open(); });
-  return node;
-};
-const back = button("← Newer", () => starts.pop());
-const on = button("Older →", () => starts.push(next));
-$("#pager").append(back, on);
-
-function drawPager() {
-  back.disabled = starts.length === 1;
-  on.disabled = next === null;
-  const several = starts.length > 1 || next !== null;
-  show(back, several);
-  show(on, several);
-}
+const drawPager = pager($("#pager"), (button, step) => {
+  if (step > 0 && next === null) return; // the page before is still on its way
+  if (step > 0) starts.push(next);
+  else if (starts.length > 1) starts.pop();
+  open();
+});
 
 form.addEventListener("submit", (event) => { event.preventDefault(); starts = [null]; open(); });
 form.status.addEventListener("change", () => { starts = [null]; open(); });
@@ -86,7 +75,7 @@ function draw(page) {
   rows(page.jobs);
   show($("#no-jobs"), page.jobs.length === 0);
   next = page.links.next === null ? null : new URL(page.links.next, location.href).searchParams.get("after");
-  drawPager();
+  drawPager(starts.length > 1, next !== null);
 }
 
 const poller = new Poller("", { every: 2000, has: "jobs", onData: draw });

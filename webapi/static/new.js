@@ -3,7 +3,8 @@
 
 import { attempt, download, look as lookInto, upload } from "./api.js";
 import { $, $$, drawBar, el, errorTable, leave, setText, show, showProblem, user } from "./dom.js";
-import { acceptance, rows } from "./words.js";
+import { parts, t } from "./i18n.js";
+import { acceptance, rows, sentences } from "./words.js";
 
 const form = $("#upload");
 const KEPT = "="; // a column that stays a member of the item under its own name
@@ -68,13 +69,13 @@ async function send(box, button, work, onChoice = null) {
 /** Draws the share that has gone, and after that what `then` happens, of which no share is known. */
 const sending = (then) => (share) => {
   const whole = Math.floor(share * 100);
-  const text = whole < 100 ? `Sending: ${whole} %` : then;
+  const text = whole < 100 ? t("Sending: {percent} %", { percent: whole }) : then;
   drawBar($("#sending-bar"), [["finish", whole < 100 ? share : 0]], { percent: whole < 100 ? whole : null, text });
   setText($("#sending-text"), text);
 };
 
 function size(bytes) {
-  const units = ["bytes", "KiB", "MiB", "GiB"];
+  const units = [t("bytes"), "KiB", "MiB", "GiB"];
   let n = bytes;
   let i = 0;
   while (n >= 1024 && i < units.length - 1) { n /= 1024; i += 1; }
@@ -85,10 +86,10 @@ function size(bytes) {
 
 async function choose(files) {
   const problem = (detail) => showProblem($("#problem"), { detail });
-  if (files.length > 1) return problem(`You dropped ${files.length} files; a list is one. Drop them one after the other.`);
+  if (files.length > 1) return problem(t("You dropped {n} files; a list is one. Drop them one after the other.", { n: files.length }));
   const [file] = files;
   const limit = Number(form.dataset.maxBytes);
-  if (file.size > limit) return problem(`${file.name} has ${size(file.size)}; at most ${size(limit)} are taken. Split it into several files.`);
+  if (file.size > limit) return problem(t("{file} has {size}; at most {limit} are taken. Split it into several files.", { file: file.name, size: size(file.size), limit: size(limit) }));
   Object.assign(state, { file, said: {} });
   setText($("#file-name"), file.name);
   setText($("#file-about"), size(file.size));
@@ -107,7 +108,7 @@ async function look() {
   const before = state.look === null ? null : headers(state.look);
   const done = await send($("#problem"), $("#file"), async (signal) => {
     const fields = body({ columns: before === null ? "" : columns() });
-    state.look = await lookInto(form.dataset.preview, fields, sending("Sent; the columns are being read…"), { signal, has: "columns" });
+    state.look = await lookInto(form.dataset.preview, fields, sending(t("Sent; the columns are being read…")), { signal, has: "columns" });
   }, lookAs);
   if (!done) {
     if (stop === null) show($("#columns-card"), false);
@@ -179,11 +180,11 @@ function draw() {
   const { look: found, fit } = state;
   show($("#columns-card"), true);
   options($("#sheet"), found.sheets.map((name) => [name, name]), found.sheet, found.sheets.length > 1);
-  options($("#header-row"), found.first_rows.map(({ row, cells }) => [row, `Row ${row}: ${cells.join(", ").slice(0, 60)}`]), found.header_row, isTable());
+  options($("#header-row"), found.first_rows.map(({ row, cells }) => [row, t("Row {row}: ", { row }) + cells.join(", ").slice(0, 60)]), found.header_row, isTable());
   showField($("#encoding"), found.encoding !== null);
   if (found.encoding !== null) setEncoding(found.encoding);
   $("#worker").value = fit?.worker ?? "";
-  setText($("#worker-about"), (fit?.doc ?? "").trim().split("\n")[0]);
+  setText($("#worker-about"), (fit?.doc ?? "").trim().split("\n\n")[0]);
   setText($("#mapping-about"), aboutFields());
   $("#mapping tbody").replaceChildren(...found.columns.map(column));
   drawMissing();
@@ -206,29 +207,29 @@ function setEncoding(name) {
 
 function aboutFields() {
   const { look: found, fit } = state;
-  if (found.error !== null) return `${found.error.message} Choose the row with the names of the columns above.`;
-  if (fit === null) return "The columns do not say which worker this list is for: choose it.";
-  if (fit.remembered !== null) return `The fields are those of Task ${fit.remembered}, the last list with these columns.`;
-  if (Object.keys(fit.columns).length) return "Some fields are proposed because their names are similar: look at them before you go on.";
+  if (found.error !== null) return sentences(found.error.message, t("Choose the row with the names of the columns above."));
+  if (fit === null) return t("The columns do not say what should be done with each row: choose it above.");
+  if (fit.remembered !== null) return t("The fields are those of Task {task}, the last list with these columns.", { task: fit.remembered });
+  if (Object.keys(fit.columns).length) return t("Some fields are proposed because their names are similar: look at them before you go on.");
   return "";
 }
 
 function column({ header, letters, samples }) {
   const proposed = state.fit !== null && state.fit.remembered === null && header in state.fit.columns;
   return el("tr", { class: proposed ? "proposed" : null },
-    el("th", { scope: "row", "data-label": "Your column" }, user(header), letters && el("small", {}, ` ${letters}`)),
-    el("td", { "data-label": "First cells" }, el("ul", { class: "samples" }, samples.map((text) => el("li", {}, user(text, { class: "user value" }))))),
-    el("td", { "data-label": "Our field" }, fieldOf(header), proposed && el("small", {}, "similar name")));
+    el("th", { scope: "row" }, user(header), letters && el("small", {}, ` ${letters}`)),
+    el("td", {}, el("ul", { class: "samples" }, samples.map((text) => el("li", {}, user(text, { class: "user value" }))))),
+    el("td", {}, fieldOf(header), proposed && el("small", {}, t("similar name"))));
 }
 
 function fieldOf(header) {
   if (state.fit === null) return "–";
   const { fields } = state.fit;
   if (!isTable()) return user(fields.find((field) => field.name === state.fit.matched[header])?.title ?? header);
-  const choices = fields.map(({ name, title, required }) => [name, required ? `${title} (required)` : title]);
-  if (fields.length === 0) choices.push([KEPT, "As it is"]);
-  const select = el("select", { "aria-label": `Field of ${header}`, dir: "auto" },
-    el("option", { value: "" }, "Not used"), choices.map(([value, text]) => el("option", { value }, text)));
+  const choices = fields.map(({ name, title, required }) => [name, required ? t("{field} (required)", { field: title }) : title]);
+  if (fields.length === 0) choices.push([KEPT, t("As it is")]);
+  const select = el("select", { "aria-label": t("Field of {column}", { column: header }), dir: "auto" },
+    el("option", { value: "" }, t("Not used")), choices.map(([value, text]) => el("option", { value }, text)));
   select.value = state.fields.get(header);
   select.addEventListener("change", () => assign(header, select.value));
   return select;
@@ -240,11 +241,11 @@ function assign(header, field) {
   for (const [other, theirs] of state.fields) {
     if (theirs !== field || field === KEPT || field === "") continue;
     state.fields.set(other, "");
-    const select = $$("#mapping select").find((each) => each.getAttribute("aria-label") === `Field of ${other}`);
+    const select = $$("#mapping select").find((each) => each.getAttribute("aria-label") === t("Field of {column}", { column: other }));
     if (select) select.value = "";
   }
   state.fields.set(header, field);
-  const select = $$("#mapping select").find((each) => each.getAttribute("aria-label") === `Field of ${header}`);
+  const select = $$("#mapping select").find((each) => each.getAttribute("aria-label") === t("Field of {column}", { column: header }));
   select.value = field;
   drawMissing();
 }
@@ -254,8 +255,12 @@ function drawMissing() {
   const names = state.fit === null ? [] : missing().map((field) => field.title);
   const box = $("#missing");
   show(box, names.length > 0);
-  box.replaceChildren(names.length === 1 ? "This field needs a column: " : "These fields need a column: ",
-    ...names.flatMap((name, i) => [i ? ", " : "", user(name)]), ". Choose it beside one of your columns, or choose another worker.");
+  const fields = names.flatMap((name, i) => [i ? t(", ") : "", user(name)]);
+  box.replaceChildren(...(names.length === 1
+    ? parts("This field needs a column: {fields}. Choose it beside one of your columns.", { fields })
+    : parts("These fields need a column: {fields}. Choose it beside one of your columns.", { fields })), " ", state.look.sheets.length > 1
+    ? t("If none has it, choose another sheet above, or something else to do with each row.")
+    : t("If none has it, choose above something else to do with each row."));
   show($("#check"), state.fit !== null && state.look.error === null && names.length === 0 && state.found === null);
 }
 
@@ -280,7 +285,7 @@ async function check({ byHand }) {
   showProblem($("#start-problem"), null);
   const done = await send($("#problem"), $("#check"), async (signal) => {
     try {
-      state.found = await upload(form.action, list({ dry_run: true }), sending("Sent; the rows are being checked…"), { signal, effect: "none" });
+      state.found = await upload(form.action, list({ dry_run: true }), sending(t("Sent; the rows are being checked…")), { signal, effect: "none" });
     } catch (error) {
       if (!TOO_LONG.includes(error.problem?.code)) throw error;
       state.found = { unchecked: error.problem.detail };
@@ -296,11 +301,11 @@ function drawResult() {
   const rejected = found.rejected ?? 0;
   show($("#result-card"), true);
   show($("#check"), false);
-  for (const id of ["#result", "#said"]) setText($(id), found.unchecked ? "The list is too long to be checked before the start." : acceptance(found));
+  for (const id of ["#result", "#said"]) setText($(id), found.unchecked ? t("The list is too long to be checked before the start.") : acceptance(found));
   $("#faults").replaceChildren(...(found.unchecked ? [el("p", {}, user(found.unchecked))] : []), ...faults(found));
   const taken = found.unchecked !== undefined || found.accepted > 0;
   show($("#start"), taken);
-  setText($("#start"), rejected ? `Start with ${rows(found.accepted)}` : "Start");
+  setText($("#start"), rejected ? t("Start with {rows}", { rows: rows(found.accepted) }) : t("Start"));
   show($("#options"), taken);
   show($("#marked"), rejected > 0);
   show($("#again"), rejected > 0);
@@ -308,7 +313,7 @@ function drawResult() {
 
 function faults({ errors = [], errors_truncated: more = false }) {
   if (errors.length === 0) return [];
-  return [errorTable(errors, errors.length), ...(more ? [el("p", { class: "quiet" }, "More rows have faults; the marked workbook shows all of them.")] : [])];
+  return [errorTable(errors, errors.length), ...(more ? [el("p", { class: "quiet" }, t("More rows have faults; the marked workbook shows all of them."))] : [])];
 }
 
 async function start() {
@@ -320,7 +325,7 @@ async function start() {
   const others = [$("#columns-card"), form];
   for (const each of others) each.inert = true; // what is started is what was checked
   await send($("#start-problem"), $("#start"), async (signal) => {
-    task = await upload(form.action, list(knobs), sending("Sent; the first rows are being read…"), { signal });
+    task = await upload(form.action, list(knobs), sending(t("Sent; the first rows are being read…")), { signal });
   });
   if (task !== null) await leave(task.links.ui);
   for (const each of others) each.inert = false;
@@ -328,7 +333,7 @@ async function start() {
 
 async function saveMarked() {
   await send($("#start-problem"), $("#marked"), async (signal) => {
-    sending("The marked workbook is being made…")(1);
+    sending(t("The marked workbook is being made…"))(1);
     const url = URL.createObjectURL(await download(form.dataset.marked, list({}), signal));
     el("a", { href: url, download: `${state.file.name.replace(/\.[^.]*$/, "")} marked.xlsx` }).click();
     setTimeout(() => URL.revokeObjectURL(url), 60_000);

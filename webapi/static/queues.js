@@ -4,7 +4,8 @@ import { Poller, call } from "./api.js";
 import { sparkline } from "./chart.js";
 import { Pages, doing, jobLink, name, taskLink } from "./console.js";
 import { $, $$, drawBadge, el, moment, plain, rowsOf, setText, show, user } from "./dom.js";
-import { count, duration, endedInHour, rate, things } from "./words.js";
+import { t } from "./i18n.js";
+import { count, duration, endedInHour, jobs as jobsOf, listed, rate } from "./words.js";
 
 const card = $("#queues-card");
 const mayOperate = "mayOperate" in card.dataset;
@@ -19,17 +20,17 @@ const waits = (q) => q.waiting + q.length + q.jobs_of_others > 0;
 const isStuck = (q) => q.unattended && waits(q);
 
 function state(q) {
-  if (q.unattended) return ["no process works it", isStuck(q) ? "error" : ""];
-  if (q.paused) return ["paused", "paused"];
-  return q.workers_wanted > q.processes ? ["too few workers", "partial"] : ["keeps up", "finished"];
+  if (q.unattended) return [t("no process works it"), isStuck(q) ? "error" : ""];
+  if (q.paused) return [t("paused"), "paused"];
+  return q.workers_wanted > q.processes ? [t("too few workers"), "partial"] : [t("keeps up"), "finished"];
 }
 
 /** What a person should know or do, as whole sentences. */
 function notes(q) {
   const found = [];
   if (isStuck(q) && q.mend) found.push(q.mend);
-  if (q.unattended && q.paused) found.push("It is paused, too.");
-  if (q.jobs_of_others) found.push(`Jobs of workers that its processes lack: ${count(q.jobs_of_others)} (${q.other_workers.join(", ")}).`);
+  if (q.unattended && q.paused) found.push(t("It is paused, too."));
+  if (q.jobs_of_others) found.push(t("Jobs of workers that its processes lack: {n} ({workers}).", { n: count(q.jobs_of_others), workers: listed(q.other_workers) }));
   return found;
 }
 
@@ -52,7 +53,7 @@ function fill(row, q) {
   if (!mayOperate) return;
   const [pause, clear] = $(".actions", row).children;
   pause.dataset.paused = String(q.paused);
-  name(pause, q.paused ? "Resume" : "Pause", q.name);
+  name(pause, q.paused ? t("Resume") : t("Pause"), q.name);
   clear.dataset.length = q.length;
   show(pause, q.engine === null);
   show(clear, q.engine === null && q.length > 0);
@@ -61,25 +62,25 @@ function fill(row, q) {
 // -- What can be done --------------------------------------------------------------------------------------------------
 
 function pausing(queue) {
-  const node = doing("Pause", queue, async () => {
+  const node = doing(t("Pause"), queue, async () => {
     const verb = node.dataset.paused === "true" ? "unpause" : "pause";
     await call(`${path(queue)}/${verb}`, { method: "POST", has: "paused" });
     poller.now();
-    return verb === "pause" ? `The queue ${queue} is paused: no job of it begins.` : `The queue ${queue} goes on.`;
+    return verb === "pause" ? t("The queue {queue} is paused: no job of it begins.", { queue }) : t("The queue {queue} goes on.", { queue });
   });
   return node;
 }
 
 function clearing(queue) {
-  const node = doing("Clear…", queue, async () => {
+  const node = doing(t("Clear…"), queue, async () => {
     const { done } = await call(`${path(queue)}/clear`, { method: "POST", has: "done" });
     poller.now();
     jobs?.now();
     $("a", node.closest("tr"))?.focus();
-    return `${things(done, "job")} of the queue ${queue} deleted.`;
+    return t("{jobs} of the queue {queue} deleted.", { jobs: jobsOf(done), queue });
   }, () => {
-    const number = things(Number(node.dataset.length), "job");
-    return ["Clear this queue?", `${number} of the queue ${queue} will be deleted for good. Items of Tasks among them end as cancelled.`, `Delete ${number}`];
+    const number = jobsOf(Number(node.dataset.length));
+    return [t("Clear this queue?"), t("{jobs} of the queue {queue} will be deleted for good. Items of Tasks among them end as cancelled.", { jobs: number, queue }), t("Delete {jobs}", { jobs: number })];
   });
   return node;
 }
@@ -120,7 +121,7 @@ let jobs = null;
 
 const drawParts = rowsOf($("#parts tbody"), {
   key: (part) => JSON.stringify([part.worker, part.priority]),
-  make: (part) => el("tr", {}, el("td", {}, part.worker === null ? "single jobs" : user(part.worker)), ["", "", ""].map(() => el("td", { class: "number" }))),
+  make: (part) => el("tr", {}, el("td", {}, part.worker === null ? t("single jobs") : user(part.worker)), ["", "", ""].map(() => el("td", { class: "number" }))),
   fill(row, part) {
     const texts = [part.priority === null ? "–" : count(part.priority), count(part.waiting), part.oldest_s === null ? "–" : duration(part.oldest_s)];
     texts.forEach((text, i) => setText(row.children[i + 1], text));
@@ -136,7 +137,7 @@ function drawChosen(q) {
   show($("#no-parts"), !q?.backlog.length);
   const engine = q?.engine ?? null;
   show($("#kept"), engine !== null);
-  if (engine !== null) setText($("#kept"), `${engine} keeps the jobs of this queue: use its own tools to look at them.`);
+  if (engine !== null) setText($("#kept"), t("{engine} keeps the jobs of this queue: use its own tools to look at them.", { engine }));
   else jobs ??= listJobs();
   if (isFirst && location.hash === "#queue") $("#queue").focus();
 }
@@ -156,7 +157,7 @@ function listJobs() {
 }
 
 function jobRow(job) {
-  const args = job.raw ?? (job.args_cut ? "(long)" : plain(job.args));
+  const args = job.raw ?? (job.args_cut ? t("(long)") : plain(job.args));
   const row = el("tr", {},
     el("td", {}, job.tracked ? jobLink(job.job_id) : el("bdi", { class: "id" }, job.job_id)), el("td", {}, user(job.worker ?? "")),
     el("td", {}, job.task_id === null ? "" : taskLink(job.task_id)), el("td", {}, user(args)), el("td", {}, moment(job.enqueued_at)));
@@ -165,11 +166,11 @@ function jobRow(job) {
 }
 
 function deleting(job) {
-  return doing("Delete…", job.job_id, async () => {
+  return doing(t("Delete…"), job.job_id, async () => {
     const { done, skipped } = await call(`${path(chosen)}/delete`, { method: "POST", body: { keys: [job.key] }, has: "done" });
     poller.now();
     jobs.now();
     $("#queue").focus();
-    return done ? `The job ${job.job_id} is deleted.` : `The job ${job.job_id} is not deleted: ${skipped[0]?.reason}.`;
-  }, () => ["Delete this job?", "It does not run. The item of a Task ends as cancelled.", "Delete it"]);
+    return done ? t("The job {job} is deleted.", { job: job.job_id }) : t("The job {job} is not deleted: {reason}.", { job: job.job_id, reason: skipped[0]?.reason });
+  }, () => [t("Delete this job?"), t("It does not run. The item of a Task ends as cancelled."), t("Delete it")]);
 }

@@ -1,7 +1,8 @@
 // The rows of a Task, page by page, in the columns of its list; and what is done with those that somebody has chosen.
 
 import { attempt, call, linked } from "./api.js";
-import { $, arrange, el, plain, setText, show, user } from "./dom.js";
+import { $, arrange, el, pager, plain, setText, show, user } from "./dom.js";
+import { t } from "./i18n.js";
 import { FILTERS, KINDS, SHARDS, STATUSES, count, rows } from "./words.js";
 
 const PAGE = 20;
@@ -28,7 +29,7 @@ const isObject = (value) => value !== null && typeof value === "object" && !Arra
 export function columnsOf(known, items) {
   const found = new Map(known.map(({ name, header }) => [name, header]));
   for (const item of items) for (const name of isObject(item) ? Object.keys(item) : []) if (!found.has(name)) found.set(name, name);
-  if (items.some((item) => item !== null && !isObject(item))) found.set("", "Item");
+  if (items.some((item) => item !== null && !isObject(item))) found.set("", t("Item"));
   return [...found].slice(0, WIDE);
 }
 
@@ -45,14 +46,8 @@ export class Pages {
   /** `later(ms)`: has `update` called again. */
   constructor(name, url, items, fill, later) {
     Object.assign(this, { url, items, fill, later, starts: [null], from: null, next: null, number: 0, seen: null, rest: 0, loading: Promise.resolve() });
-    const button = (word, step) => {
-      const node = el("button", { type: "button", class: "ghost" }, word);
-      node.addEventListener("click", () => this.turn(node, step));
-      return node;
-    };
-    [this.back, this.where, this.on] = [button("← Earlier", -1), el("span", { class: "quiet" }), button("Later →", 1)];
-    this.back.hidden = this.on.hidden = true;
-    $(`[data-pager="${name}"]`).append(this.back, this.where, this.on);
+    this.where = el("span", { class: "quiet" });
+    this.drawPager = pager($(`[data-pager="${name}"]`), (button, step) => this.turn(button, step), [this.where]);
   }
 
   /** `number`: how many rows there are, null if that is unknown; `state`: all that the page depends on. */
@@ -105,19 +100,15 @@ export class Pages {
   }
 
   enable() {
-    this.back.disabled = this.starts.length === 1;
-    this.on.disabled = this.next === null;
+    this.drawPager(this.starts.length > 1, this.next !== null);
   }
 
   draw(length) {
     const first = (this.starts.length - 1) * PAGE;
     const shown = `${count(first + 1)}–${count(first + length)}`;
     const unknown = length === 0 || this.number === null || (this.from !== null && this.starts.length > 1);
-    setText(this.where, unknown ? "" : `${shown} of ${count(this.number)}`);
+    setText(this.where, unknown ? "" : t("{shown} of {total}", { shown, total: count(this.number) }));
     this.enable();
-    const several = this.starts.length > 1 || this.next !== null;
-    show(this.back, several);
-    show(this.on, several);
   }
 }
 
@@ -213,8 +204,8 @@ export class Rows {
   }
 
   words(length, more) {
-    if (length === 0) return this.status || this.text ? "Nothing fits this." : "There is nothing yet.";
-    return this.text && more ? "There may be more." : "";
+    if (length === 0) return this.status || this.text ? t("Nothing fits this.") : t("There is nothing yet.");
+    return this.text && more ? t("There may be more.") : "";
   }
 
   drawHead(columns) {
@@ -222,18 +213,18 @@ export class Rows {
     if (heads === this.heads) return;
     this.heads = heads;
     this.shownColumns = columns;
-    const every = el("input", { type: "checkbox", "aria-label": "Choose all of this page", "data-every": "" });
-    const words = [this.of === SHARDS ? "Shard" : "Row", "Status", "Reason"];
+    const every = el("input", { type: "checkbox", "aria-label": t("Choose all of this page"), "data-every": "" });
+    const words = [this.of === SHARDS ? t("Shard") : t("Row"), t("Status"), t("Reason")];
     $("#rows thead tr").replaceChildren(
       el("th", { scope: "col", class: "tick" }, every), ...words.map((word, i) => el("th", { scope: "col", class: i === 0 ? "number" : null }, word)),
-      ...columns.map(([, header]) => el("th", { scope: "col" }, user(header))), el("th", { scope: "col", class: "number" }, "Attempts"));
+      ...columns.map(([, header]) => el("th", { scope: "col" }, user(header))), el("th", { scope: "col", class: "number" }, t("Attempts")));
   }
 
   line(e) {
-    const name = e.row === null ? "job" : count(e.row);
-    const tick = e.row === null ? null : el("input", { type: "checkbox", "data-row": e.row, "data-status": e.status, "aria-label": `Choose ${name}`, checked: this.chosen.has(e.row) });
+    const name = e.row === null ? t("job") : count(e.row);
+    const tick = e.row === null ? null : el("input", { type: "checkbox", "data-row": e.row, "data-status": e.status, "aria-label": t("Choose {row}", { row: name }), checked: this.chosen.has(e.row) });
     return el("tr", {},
-      el("td", { class: "tick" }, tick), el("td", { class: "number" }, el("a", { href: place(e.job_id), "aria-label": `${name}: its job` }, name)),
+      el("td", { class: "tick" }, tick), el("td", { class: "number" }, el("a", { href: place(e.job_id), "aria-label": t("{row}: its job", { row: name }) }, name)),
       el("td", {}, kind(e.status)), el("td", { "data-cell": "reason" }, cell(reason(e))),
       line(this.shownColumns, e.params), el("td", { class: "number", "data-cell": "attempt" }, count(e.attempt)));
   }
@@ -260,11 +251,11 @@ export class Rows {
     const n = this.chosen.size;
     show($("#chosen"), n > 0);
     $("#chosen-report").href = linked(this.report());
-    setText($("#chosen-count"), n === 0 ? "" : `${rows(n, this.of)} chosen${n === MOST ? ", the most that can be at once" : ""}`);
+    setText($("#chosen-count"), n === 0 ? "" : n === MOST ? t("{rows} chosen, the most that can be at once", { rows: rows(n, this.of) }) : t("{rows} chosen", { rows: rows(n, this.of) }));
     const button = $("#chosen-retry");
     if (!button) return;
     const ended = this.retried().length;
-    setText(button, ended === n ? "Run them again" : `Run ${count(ended)} of them again`);
+    setText(button, ended === n ? t("Run them again") : t("Run {n} of them again", { n: count(ended) }));
     show(button, ended > 0 && this.progress !== null && this.mayRetry(this.progress));
   }
 

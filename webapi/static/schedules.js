@@ -3,7 +3,8 @@
 import { Poller, call } from "./api.js";
 import { doing, jobLink, name, taskLink } from "./console.js";
 import { $, drawBadge, el, moment, rowsOf, setText, show, user } from "./dom.js";
-import { CALLED, SKIPPED, count, duration, things } from "./words.js";
+import { t, tn } from "./i18n.js";
+import { CALLED, count, duration, skipped } from "./words.js";
 
 // -- Schedules ---------------------------------------------------------------------------------------------------------
 
@@ -13,8 +14,8 @@ const mayOperate = "mayOperate" in card.dataset;
 const every = (s) => (/^[\d.]+$/.test(s.schedule) ? duration(Number(s.schedule)) : `${s.schedule} (${s.timezone})`);
 
 const remark = (s) =>
-  [!s.enabled && "switched off", !s.declared && "no process declares it", s.skipped > 0 && `${count(s.skipped)} skipped, ${SKIPPED[s.skip_reason]}`, s.error]
-    .filter(Boolean).join("; ");
+  [!s.enabled && t("switched off"), !s.declared && t("no process declares it"), s.skipped > 0 && skipped(s.skipped, s.skip_reason), s.error]
+    .filter(Boolean).join(t("; "));
 
 const last = (s) => (s.last_task_id === null ? [] : [taskLink(s.last_task_id), " ", moment(s.last_at)]);
 
@@ -37,23 +38,23 @@ function fill(row, s) {
   const [run, turn] = $(".actions", row).children;
   show(run, s.declared);
   turn.dataset.enabled = String(s.enabled);
-  name(turn, s.enabled ? "Switch off" : "Switch on", s.name);
+  name(turn, s.enabled ? t("Switch off") : t("Switch on"), s.name);
 }
 
 const path = (schedule) => `${card.dataset.schedules}/${encodeURIComponent(schedule)}`;
 
-const starting = (schedule) => doing("Run now", schedule, async () => {
+const starting = (schedule) => doing(t("Run now"), schedule, async () => {
   const { task_id: task } = await call(`${path(schedule)}/run`, { method: "POST", has: "task_id" });
   schedules.now();
-  return `Task ${task} is submitted.`;
+  return t("Task {task} is submitted.", { task });
 });
 
 function switching(schedule) {
-  const node = doing("Switch off", schedule, async () => {
+  const node = doing(t("Switch off"), schedule, async () => {
     const enabled = node.dataset.enabled !== "true";
     await call(path(schedule), { method: "PATCH", body: { enabled }, has: "enabled" });
     schedules.now();
-    return enabled ? `${schedule} is switched on.` : `${schedule} is switched off.`;
+    return enabled ? t("{schedule} is switched on.", { schedule }) : t("{schedule} is switched off.", { schedule });
   });
   return node;
 }
@@ -77,7 +78,7 @@ const DELIVERY = "webhook-";
 /** The host of a delivery's URL; of an empty one it is that of the settings. */
 function host(job) {
   try {
-    return job.params[0] ? new URL(job.params[0]).host : "the setting's URL";
+    return job.params[0] ? new URL(job.params[0]).host : t("the setting's URL");
   } catch {
     return "–";
   }
@@ -95,7 +96,7 @@ const drawDeliveries = rowsOf($("#deliveries tbody"), {
   key: (job) => job.job_id,
   make: makeDelivery,
   fill(row, job) {
-    drawBadge($(".badge", row), job.status === "enqueue" && job.retries > 0 ? ["tried again later", "paused"] : [CALLED[job.status] ?? job.status, job.status]);
+    drawBadge($(".badge", row), job.status === "enqueue" && job.retries > 0 ? [t("tried again later"), "paused"] : [CALLED[job.status] ?? job.status, job.status]);
     setText(row.children[4], count(job.attempt));
     setText($(".user", row.children[5]), (job.messages.findLast((each) => each.status === "error") ?? job.messages.at(-1))?.message ?? "");
   },
@@ -109,7 +110,7 @@ new Poller($("#webhooks-card").dataset.deliveries, {
     const bad = deliveries.filter(failed).length;
     drawDeliveries(deliveries);
     show($("#failing"), bad > 0);
-    if (bad > 0) setText($("#failing"), `${things(bad, "delivery", "deliveries")} of the last ${count(deliveries.length)} failed. Open one to see why and to send it again.`);
+    if (bad > 0) setText($("#failing"), tn("{n} of the last {total} deliveries failed. Open it to see why and to send it again.", "{n} of the last {total} deliveries failed. Open one to see why and to send it again.", bad, { total: count(deliveries.length) }));
     show($("#deliveries-box"), deliveries.length > 0);
     show($("#no-deliveries"), deliveries.length === 0);
   },

@@ -1,12 +1,13 @@
 // A Task's own page: its bar, what is to be done next, its rows and its settings. Everything moves without a reload.
 
 import { Poller, attempt, call, check, linked, upload } from "./api.js";
-import { $, $$, drawBadge, drawBar, el, leave, moment, redraw, setText, show, showProblem, sure, user } from "./dom.js";
+import { $, $$, drawBadge, drawBar, drawFacts, el, leave, moment, redraw, setText, show, showProblem, sure, user } from "./dom.js";
 import { sparkline } from "./chart.js";
+import { language, parts, t, tn } from "./i18n.js";
 import { Pages, Rows, columnsOf, kind, line, place, reasons } from "./rows.js";
 import {
-  CALLBACKS, CALLED, COUNTS, KNOBS, ROWS, SHARDS, badge, changes, count, duration, left, logged, nextStep, pace, percent, rate, reached, rows, saidBy, segments,
-  sentence, when,
+  CALLBACKS, CALLED, COUNTS, KNOBS, ROWS, SHARDS, WAITS, badge, changes, count, duration, left, logged, nextStep, pace, percent, rate, reached, rows, saidBy, segments,
+  sentence, turned,
 } from "./words.js";
 
 const id = $("#task").dataset.id;
@@ -26,7 +27,7 @@ const poller = new Poller(self, {
     await load();
   },
   onGone() {
-    setText($("#words"), "This Task is not there any more.");
+    setText($("#words"), t("This Task is not there any more."));
     for (const node of $$("[data-verb], #parts, #next-card")) show(node, false);
   },
 });
@@ -40,7 +41,7 @@ function draw(p) {
   drawCounts(p);
   drawControls(p);
   if (knobs) drawKnobs(p);
-  drawFacts(p);
+  drawFacts($("#facts"), facts(p));
   drawNext(p);
   drawReports(p);
   drawCorrections(p);
@@ -52,14 +53,14 @@ function draw(p) {
 let said = "";
 
 function drawHead(p) {
-  const title = p.title || `Task ${p.task_id}`;
+  const title = p.title || t("Task {task}", { task: p.task_id });
   setText($("#task-title"), title);
   document.title = `${p.progress.percent === null ? "" : `${Math.floor(p.progress.percent)} % · `}${title}`;
   drawBadge($("#state"), badge(p));
   setText($("#words"), sentence(p, of));
   drawBar($("#bar"), segments(p), { percent: reached(p), text: `${percent(p)}, ${sentence(p, of)}` });
   setText($("#percent"), p.counts.total || !p.done ? percent(p) : "");
-  setText($("#of"), p.counts.total || !p.done ? `${count(p.progress.done)} of ${rows(p.counts.total, of)}` : "");
+  setText($("#of"), p.counts.total || !p.done ? t("{done} of {rows}", { done: count(p.progress.done), rows: rows(p.counts.total, of) }) : "");
   setText($("#pace"), pace(p));
   // A reader of screens hears every tenth and every change of state, not every row.
   const now = `${p.state} ${Math.floor((p.progress.percent ?? 0) / 10)}`;
@@ -68,6 +69,12 @@ function drawHead(p) {
 }
 
 // -- Why it stands still ------------------------------------------------------------------------------------------------
+
+/** A reason in the reader's language; the API's own words, with what mends it, are English. */
+function standing({ code, message, mend }) {
+  const said = el("span", { lang: "en", dir: "auto", class: "user" }, `${message}: ${mend}.`);
+  return el("li", {}, ...(language === "en" || !(code in WAITS) ? [said] : [WAITS[code], " ", said]));
+}
 
 const STILL = 5_000;
 let last = { now: "", since: 0, done: true };
@@ -85,7 +92,7 @@ setInterval(async () => {
   askedAt = Date.now();
   const { reasons } = await call(`${self}/waiting`, { has: "reasons" }).catch(() => ({ reasons: [] }));
   if (asked !== last.now) return;
-  $("#reasons").replaceChildren(...reasons.map((each) => el("li", {}, user(each.message), `: ${each.mend}.`)));
+  $("#reasons").replaceChildren(...reasons.map(standing));
   show($("#reasons"), reasons.length > 0);
 }, 1_000);
 
@@ -104,8 +111,8 @@ function noteTrend(p) {
   const before = seen.at(-1);
   if (before && before.generation !== now.generation) seen = []; // rows that run again are not done any more
   if (before) {
-    const turned = Object.keys(KNOBS).filter((name) => name in p.control && String(before.control[name]) !== String(p.control[name]));
-    marks.push(...turned.map((name) => ({ at, text: `${KNOBS[name]}: ${before.control[name] ?? "none"} → ${p.control[name] ?? "none"}` })));
+    const knobs = Object.keys(KNOBS).filter((name) => name in p.control && String(before.control[name]) !== String(p.control[name]));
+    marks.push(...knobs.map((name) => ({ at, text: turned(name, before.control[name], p.control[name]) })));
   }
   seen = [...seen.filter((each) => at - each.at < SEEN_MS), now];
   marks = marks.filter((each) => at - each.at < SEEN_MS);
@@ -121,6 +128,10 @@ function endedAt(time, name) {
   return a[name] + ((b[name] - a[name]) * (time - a.at)) / (b.at - a.at);
 }
 
+const trendLabel = (time, last) => (of === SHARDS
+  ? t("Shards per second, as this page has seen them for {time}: {last} at last", { time, last })
+  : t("Rows per second, as this page has seen them for {time}: {last} at last", { time, last }));
+
 function drawTrend(until) {
   if (seen.at(-1).ended === seen[0].ended) return; // nothing has ended since the page was opened
   const since = seen[0].at;
@@ -131,14 +142,14 @@ function drawTrend(until) {
     return Math.max(0, to - from) / (width / 1000);
   });
   const values = rates("ended");
-  const label = `${of === SHARDS ? "Shards" : "Rows"} per second, as this page has seen them for ${duration((until - since) / 1000)}: ${rate(values.at(-1))} at last`;
+  const label = trendLabel(duration((until - since) / 1000), rate(values.at(-1)));
   $("#trend").replaceChildren(sparkline(values, { label, bad: rates("bad"), marks, span: [since, until] }));
 }
 
 // -- The tiles: each leads to its rows ------------------------------------------------------------------------------------
 
 const TILES = [...COUNTS.map(([name, word]) => [name, word, `#rows?status=${name}`, (p) => p.counts[name]]),
-  ["rejected", "not accepted", "#rejected", (p) => p.split.rejected]];
+  ["rejected", t("not accepted"), "#rejected", (p) => p.split.rejected]];
 
 function drawCounts(p) {
   const box = $("#counts");
@@ -167,8 +178,8 @@ const ALLOWED = {
 };
 
 const ASKED = {
-  cancel: ["Cancel this Task?", "Nothing new is started. What runs now goes on to its end; the rest becomes cancelled and can be run later.", "Cancel the Task", "Keep it running"],
-  seal: ["Seal this Task?", "Nothing more can be added to it, and it ends once what it has is done.", "Seal the Task", "Keep it open"],
+  cancel: [t("Cancel this Task?"), t("Nothing new is started. What runs now goes on to its end; the rest becomes cancelled and can be run later."), t("Cancel the Task"), t("Keep it running")],
+  seal: [t("Seal this Task?"), t("Nothing more can be added to it, and it ends once what it has is done."), t("Seal the Task"), t("Keep it open")],
 };
 
 function drawControls(p) {
@@ -232,7 +243,7 @@ async function apply(names, control) {
   const sent = names.map((name) => knobs[name]).filter((field) => field.value !== known[field.name]);
   const before = sent.map((field) => field.value);
   if (sent.length === 0) {
-    setText($("#knobs-said"), "There is nothing to apply: every field is as the Task has it.");
+    setText($("#knobs-said"), t("There is nothing to apply: every field is as the Task has it."));
     return;
   }
   await attempt($("#problem"), control, async () => {
@@ -240,7 +251,7 @@ async function apply(names, control) {
     const p = await call(self, { method: "PATCH", body, has: "counts" });
     sent.forEach((field, i) => field.value === before[i] && edited.delete(field.name));
     draw(p);
-    setText($("#knobs-said"), "Applied; jobs that start from now on follow it.");
+    setText($("#knobs-said"), t("Applied; jobs that start from now on follow it."));
   });
   poller.now();
 }
@@ -254,13 +265,13 @@ const SCALES = {
   parallel: {
     value: (at) => (at >= END ? "" : String(Math.round(MOST.parallel ** (at / (END - 1))))),
     at: (text) => (text === "" ? END : (END - 1) * Math.log(Math.max(1, Number(text))) / Math.log(MOST.parallel)),
-    said: (text) => (text === "" ? "no limit" : text),
+    said: (text) => (text === "" ? t("no limit") : text),
   },
   // The left end is no interval.
   interval: {
     value: (at) => (at <= 0 ? "0" : String(Number((LEAST * (MOST.interval / LEAST) ** ((at - 1) / (END - 1))).toPrecision(2)))),
     at: (text) => (Number(text) <= 0 ? 0 : 1 + (END - 1) * Math.log(Math.max(LEAST, Number(text)) / LEAST) / Math.log(MOST.interval / LEAST)),
-    said: (text) => (Number(text) <= 0 ? "no interval" : `${text} s`),
+    said: (text) => (Number(text) <= 0 ? t("no interval") : t("{seconds} s", { seconds: text })),
   },
 };
 
@@ -283,29 +294,22 @@ function drawKnobs(p) {
   }
   known = now;
   for (const name of Object.keys(SCALES)) drawSlider(name);
-  knobs.parallel.placeholder = p.control.interval > 0 ? "1" : "no limit";
+  knobs.parallel.placeholder = p.control.interval > 0 ? "1" : t("no limit");
   for (const field of knobs.elements) if (field.type !== "submit") field.disabled = p.done;
   show($("button", knobs), !p.done);
 }
 
-function drawFacts(p) {
-  const facts = [
-    ["Worker", p.worker], ["In flight, about", count(p.control.in_flight)], ["Handed in", when(p.created_at)], ["Began", when(p.started_at)],
-    ["Ended", when(p.finished_at)], ["Waiting for another try", count(p.retrying)],
-    ...(knobs ? [] : settings(p)),
-    ...p.callbacks.map((each) => [CALLBACKS[each.name], `${each.worker}: ${CALLED[each.status] ?? "not called"}`]),
-  ];
-  const box = $("#facts");
-  facts.forEach(([name, value], i) => {
-    const pair = box.children[i] ?? box.appendChild(el("div", {}, el("dt", {}, name), el("dd", { dir: "auto" })));
-    setText($("dd", pair), value);
-  });
-}
+const facts = (p) => [
+  [t("Worker"), p.worker], [t("In flight, about"), count(p.control.in_flight)], [t("Submitted"), moment(p.created_at)], [t("Began"), moment(p.started_at)],
+  [t("Ended"), moment(p.finished_at)], [t("Waiting for another try"), count(p.retrying)],
+  ...(knobs ? [] : settings(p)),
+  ...p.callbacks.map((each) => [CALLBACKS[each.name], `${each.worker}: ${CALLED[each.status] ?? t("not called")}`]),
+];
 
 /** The knobs of a Task, for those who may not turn them. */
 const settings = ({ control: { parallel, interval, priority, tolerated_failures: tolerated } }) => [
-  ["Jobs at once", parallel === null ? "no limit" : count(parallel)], ["Seconds from round to round", count(interval)],
-  ["Pause after more failures than", tolerated ?? "no limit"], ["Priority", count(priority)],
+  [t("Jobs at once"), parallel === null ? t("no limit") : count(parallel)], [t("Seconds from round to round"), count(interval)],
+  [t("Pause after more failures than"), tolerated ?? t("no limit")], [t("Priority"), count(priority)],
 ];
 
 // -- What is to be done next -----------------------------------------------------------------------------------------
@@ -321,9 +325,9 @@ function drawNext(p) {
 // -- Reports -----------------------------------------------------------------------------------------------------------
 
 const REPORTS = [
-  ["failed", of === SHARDS ? "Shards that did not succeed" : "Rows to correct", (p) => p.counts.failed + p.counts.error + p.split.rejected],
-  ["succeeded", of === SHARDS ? "Shards that succeeded" : "Rows that succeeded", (p) => p.counts.finish],
-  ["unprocessed", of === SHARDS ? "Shards not processed" : "Rows not processed", (p) => (p.done ? p.counts.cancelled : 0)],
+  ["failed", of === SHARDS ? t("Shards that did not succeed") : t("Rows to correct"), (p) => p.counts.failed + p.counts.error + p.split.rejected],
+  ["succeeded", of === SHARDS ? t("Shards that succeeded") : t("Rows that succeeded"), (p) => p.counts.finish],
+  ["unprocessed", of === SHARDS ? t("Shards not processed") : t("Rows not processed"), (p) => (p.done ? p.counts.cancelled : 0)],
 ];
 
 /** Has a link to a file say why if there is none just now. `href`: the file, when it is asked for. */
@@ -351,7 +355,7 @@ function drawReports(p) {
   for (const [kind, word, number] of REPORTS) {
     let item = $(`[data-rows="${kind}"]`, box);
     if (!item) {
-      const link = (suffix) => download(`${self}/report.${suffix}?rows=${kind}`, suffix, { "aria-label": `${word}, as ${suffix}` });
+      const link = (suffix) => download(`${self}/report.${suffix}?rows=${kind}`, suffix, { "aria-label": t("{rows}, as {format}", { rows: word, format: suffix }) });
       item = el("li", { "data-rows": kind }, el("span", { class: "grow" }, `${word} `, el("span", { class: "quiet number" })), link("xlsx"), link("csv"));
       box.append(item);
     }
@@ -363,10 +367,10 @@ function drawReports(p) {
   if (p.result !== null) {
     let item = $('[data-rows="result"]', box);
     if (!item) {
-      item = el("li", { "data-rows": "result" }, el("span", { class: "grow" }, "The export ", el("span", { class: "quiet number" })), download(p.links.result, p.result.format));
+      item = el("li", { "data-rows": "result" }, el("span", { class: "grow" }, t("The export"), " ", el("span", { class: "quiet number" })), download(p.links.result, p.result.format));
       box.prepend(item);
     }
-    setText($(".number", item), `${count(p.result.rows)} rows${p.result.partial ? ", shards are missing" : ""}`);
+    setText($(".number", item), p.result.partial ? t("{rows}, shards are missing", { rows: rows(p.result.rows) }) : rows(p.result.rows));
     some = true;
   }
   const made = $('[data-rows="result"]', box);
@@ -378,7 +382,7 @@ function drawReports(p) {
 
 const correct = $("#correct");
 
-const link = (task) => el("a", { href: new URL(task, location.href).pathname }, `Task ${task}`);
+const link = (task) => el("a", { href: new URL(task, location.href).pathname }, t("Task {task}", { task }));
 
 function drawCorrections(p) {
   // Of a list that was not accepted as a whole there is no row whose place a corrected one could take.
@@ -388,10 +392,10 @@ function drawCorrections(p) {
   if (box.dataset.now === now) return;
   box.dataset.now = now;
   box.replaceChildren(
-    ...(p.parent === null ? [] : ["A job of ", link(p.parent), " submitted this list. "]),
-    ...(p.resubmit_of === null ? [] : ["These rows correct those of ", link(p.resubmit_of), ". "]),
-    ...(p.resubmitted_by.length ? ["Corrected with ", ...p.resubmitted_by.flatMap((task, i) => [i ? ", " : "", link(task)]), ": "] : []),
-    ...(p.resubmitted_by.length || p.mended ? [`${rows(p.mended)} mended since.`] : []),
+    ...(p.parent === null ? [] : [...parts("A job of {task} submitted this list.", { task: link(p.parent) }), " "]),
+    ...(p.resubmit_of === null ? [] : [...parts("These rows correct those of {task}.", { task: link(p.resubmit_of) }), " "]),
+    ...(p.resubmitted_by.length ? [...parts("Corrected with {tasks}.", { tasks: p.resubmitted_by.flatMap((task, i) => [i ? t(", ") : "", link(task)]) }), " "] : []),
+    ...(p.resubmitted_by.length || p.mended ? [tn("{rows} was mended since.", "{rows} were mended since.", p.mended, { rows: rows(p.mended) })] : []),
   );
   show(box, box.childNodes.length > 0);
 }
@@ -404,7 +408,7 @@ async function loadChildren(p) {
   show($("#children-card"), p.children !== null);
   if (p.children === null) return;
   const { counts, done, open } = p.children;
-  setText($("#children-sum"), `${count(done)} of ${count(done + open)} done: ${count(counts.finish)} of ${rows(counts.total)} succeeded.`);
+  setText($("#children-sum"), t("{done} of {tasks} done: {succeeded} of {rows} succeeded.", { done: count(done), tasks: count(done + open), succeeded: count(counts.finish), rows: rows(counts.total) }));
   if (new URLSearchParams(location.search).has("link")) return; // it opens this Task alone, and the sums are all it shows
   const page = await call(`${document.body.dataset.api}?parent=${id}&limit=${CHILDREN}`, { has: "tasks" });
   $("#children").replaceChildren(...page.tasks.map((each) => el("li", {},
@@ -525,7 +529,7 @@ const table = new Rows({
 
 const rejected = new Pages("rejected", () => `${self}/rejected?`, "rejected", (page) => {
   const columns = columnsOf([], page.rejected.map((each) => each.cells));
-  $("#rejected thead tr").replaceChildren(...["Row", "Reasons", ...columns.map(([, header]) => header)].map((word, i) =>
+  $("#rejected thead tr").replaceChildren(...[t("Row"), t("Reasons"), ...columns.map(([, header]) => header)].map((word, i) =>
     el("th", { scope: "col", class: i === 0 ? "number" : null }, user(word))));
   $("#rejected tbody").replaceChildren(...page.rejected.map((each) => {
     const faulty = new Set(each.errors.map((error) => error.column));
@@ -572,23 +576,24 @@ async function loadGroups(p) {
 }
 
 /** One of the messages of a group that shows what they have in common. */
-const instance = (g) => (saidBy(g) === g.message ? null : el("p", { class: "quiet" }, "For instance: ", user(g.message)));
+const instance = (g) => (saidBy(g) === g.message ? null : el("p", { class: "quiet" }, parts("For instance: {message}", { message: user(g.message) })));
 
-/** A job of a group, and the numbers of some of its rows. */
+/** Some of the rows of a group; the first leads to its job. */
 function samples(g) {
-  const numbers = g.sample_rows.slice(0, 5).map((n) => count(n)).join(", ");
-  return [g.sample_job_id === null ? null : el("a", { href: place(g.sample_job_id) }, "a job"), numbers && ` ${numbers}`];
+  const [first = t("job"), ...others] = g.sample_rows.slice(0, 5).map((n) => count(n));
+  const rest = others.map((n) => `${t(", ")}${n}`);
+  return [g.sample_job_id === null ? first : el("a", { href: place(g.sample_job_id), "aria-label": t("{row}: its job", { row: first }) }, first), ...rest];
 }
 
 /** The buttons that run the rows of one group again: the first of them, to see whether that helps, and all. */
 function again(group) {
   const button = (word, limit) => {
-    const node = el("button", { type: "button", "data-again": "", hidden: "" }, word);
+    const node = el("button", { type: "button", class: "ghost", "data-again": "", hidden: "" }, word);
     const query = { status: group.status, message: group.message, ...limit };
     node.addEventListener("click", () => post(node, `${self}/retry?${new URLSearchParams(query)}`));
     return node;
   };
-  return [group.count > FIRST && button(`Run ${FIRST} first`, { limit: FIRST }), button("Run all", {})];
+  return [group.count > FIRST && button(t("Run {n} first", { n: FIRST }), { limit: FIRST }), button(t("Run all"), {})];
 }
 
 // -- Activity: who changed what ------------------------------------------------------------------------------------------
@@ -613,7 +618,7 @@ function undo(entry) {
   const turned = changes(entry).filter(([name, before, after]) => name in now && String(now[name]) === String(after) && before !== after);
   const back = Object.fromEntries(turned.filter(([name]) => !current.done || name === "title").map(([name, before]) => [name, before]));
   if (Object.keys(back).length === 0) return null;
-  const button = el("button", { type: "button", "data-undo": "", "aria-label": `Undo: ${logged(entry, of)}` }, "Undo");
+  const button = el("button", { type: "button", class: "ghost", "data-undo": "", "aria-label": t("Undo: {change}", { change: logged(entry, of) }) }, t("Undo"));
   button.addEventListener("click", async () => {
     await attempt($("#problem"), button, async () => draw(await call(self, { method: "PATCH", body: back, has: "counts" })));
     poller.now();

@@ -1,49 +1,54 @@
 // Numbers, times and states as people say them.
 
-const numbers = new Intl.NumberFormat();
-const rates = new Intl.NumberFormat(undefined, { maximumFractionDigits: 1 });
+import { filled, language, locale, t, tn } from "./i18n.js";
+
+const numbers = new Intl.NumberFormat(locale);
+const rates = new Intl.NumberFormat(locale, { maximumFractionDigits: 1 });
 
 export const count = (n) => numbers.format(n);
-/** What the items of a Task are to people: [one, several]. */
-export const ROWS = ["row", "rows"];
+/** What the items of a Task are to people: a number of them. */
+export const ROWS = (n) => tn("{n} row", "{n} rows", n);
 /** Of an export. */
-export const SHARDS = ["shard", "shards"];
-export const rows = (n, [one, several] = ROWS) => `${count(n)} ${n === 1 ? one : several}`;
-/** A number of things: "1 job", "1,200 jobs". */
-export const things = (n, one, many = `${one}s`) => `${count(n)} ${n === 1 ? one : many}`;
+export const SHARDS = (n) => tn("{n} shard", "{n} shards", n);
+export const rows = (n, of = ROWS) => of(n);
+export const jobs = (n) => tn("{n} job", "{n} jobs", n);
 export const rate = (n) => rates.format(n);
 /** Memory: "120 MB". */
 export const bytes = (n) => `${numbers.format(Math.round(n / 1_000_000))} MB`;
 
-/** A number of rows with its verb: "1 row was", "2 rows were". */
-const rowsThat = (n, one, many, of = ROWS) => `${rows(n, of)} ${n === 1 ? one : many}`;
+/** Sentences one after the other, without those that are empty. */
+export const sentences = (...each) => each.filter(Boolean).join(language === "en" ? " " : "");
 
 /** Seconds as "about 3 min". */
 export function duration(seconds) {
-  if (seconds < 1) return "less than a second";
-  if (seconds < 90) return `${Math.round(seconds)} s`;
-  if (seconds < 5400) return `${Math.round(seconds / 60)} min`;
-  if (seconds < 129600) return `${rates.format(seconds / 3600)} h`;
-  return `${rates.format(seconds / 86400)} days`;
+  if (seconds < 1) return t("less than a second");
+  if (seconds < 90) return t("{n} s", { n: count(Math.round(seconds)) });
+  if (seconds < 5400) return t("{n} min", { n: count(Math.round(seconds / 60)) });
+  if (seconds < 129600) return t("{n} h", { n: rates.format(seconds / 3600) });
+  return t("{n} days", { n: rates.format(seconds / 86400) });
 }
 
 /** What ended in the last hour, for those who do not see its chart. */
 export function endedInHour({ finish, failed, error }) {
-  const ended = `${rowsThat(finish + failed + error, "has", "have")} ended in the last hour`;
-  return error ? `${ended}, ${count(error)} of them with an error` : ended;
+  const n = finish + failed + error;
+  if (error) return tn("{n} row has ended in the last hour, {errors} of them with an error", "{n} rows have ended in the last hour, {errors} of them with an error", n, { errors: count(error) });
+  return tn("{n} row has ended in the last hour", "{n} rows have ended in the last hour", n);
 }
 
-export const when = (text) => (text ? new Date(text).toLocaleString() : "–");
+export const when = (text) => (text ? new Date(text).toLocaleString(locale) : "–");
 
-const days = new Intl.DateTimeFormat(undefined, { dateStyle: "medium" });
+const days = new Intl.DateTimeFormat(locale, { dateStyle: "medium" });
+const relative = new Intl.RelativeTimeFormat(locale, { style: "short" });
 const MONTH_S = 30 * 86400;
+const UNITS = [["second", 1, 90], ["minute", 60, 5400], ["hour", 3600, 129600], ["day", 86400, Infinity]];
 
-/** A time as people say it: "3 min ago", "in 20 s"; from a month on, the day. */
+/** A time as people say it: "3 min. ago", "in 20 sec."; from a month on, the day. */
 export function ago(text) {
-  const seconds = (Date.now() - new Date(text)) / 1000;
+  const seconds = (new Date(text) - Date.now()) / 1000;
   if (Math.abs(seconds) >= MONTH_S) return days.format(new Date(text));
-  if (seconds < -5) return `in ${duration(-seconds)}`;
-  return seconds < 5 ? "just now" : `${duration(seconds)} ago`;
+  if (Math.abs(seconds) < 5) return t("just now");
+  const [unit, length] = UNITS.find(([, , most]) => Math.abs(seconds) < most);
+  return relative.format(Math.round(seconds / length), unit);
 }
 
 /** The time zone of all times shown: "Europe/Berlin (GMT+2)". */
@@ -55,39 +60,40 @@ export function zone() {
 }
 
 export const STATES = {
-  splitting: "reading", running: "running", paused: "paused", finalizing: "closing", finished: "finished",
-  cancelled: "cancelled", rejected: "not accepted",
+  splitting: t("reading"), running: t("running"), paused: t("paused"), finalizing: t("closing"), finished: t("finished"),
+  cancelled: t("cancelled"), rejected: t("not accepted"),
 };
 
 /** Of a single job. */
 export const STATUSES = {
-  enqueue: "waiting", working: "running", stopped: "stopped", finish: "succeeded", failed: "refused", error: "error",
-  cancelled: "cancelled",
+  enqueue: t("waiting"), working: t("running"), stopped: t("stopped"), finish: t("succeeded"), failed: t("refused"), error: t("error"),
+  cancelled: t("cancelled"),
 };
 
-/** Why a tick of a schedule has no Task. */
-export const SKIPPED = {
-  missed: "because no process ran", overlap: "because the Task before was open", empty: "because there was no item",
-  refused: "because the items were refused",
+/** How many ticks of a schedule have no Task, and why the last one has none. */
+export const skipped = (number, reason) => {
+  const n = count(number);
+  return {
+    missed: t("{n} skipped, because no process ran", { n }), overlap: t("{n} skipped, because the Task before was open", { n }),
+    empty: t("{n} skipped, because there was no item", { n }), refused: t("{n} skipped, because the items were refused", { n }),
+  }[reason];
 };
 
 /** What a list would become, of the result of its check. */
 export function acceptance({ accepted, rejected }) {
-  if (rejected === 0) return accepted === 1 ? "Its only row will be accepted." : `All ${rows(accepted)} will be accepted.`;
-  if (accepted === 0) return rejected === 1 ? "Its only row is not accepted." : `None of its ${rows(rejected)} is accepted.`;
-  return `${rows(accepted)} will be accepted, ${count(rejected)} not.`;
+  if (rejected === 0) return accepted === 1 ? t("Its only row will be accepted.") : t("All {rows} will be accepted.", { rows: rows(accepted) });
+  if (accepted === 0) return rejected === 1 ? t("Its only row is not accepted.") : t("None of its {rows} is accepted.", { rows: rows(rejected) });
+  return t("{rows} will be accepted, {rejected} not.", { rows: rows(accepted), rejected: count(rejected) });
 }
 
-export const KINDS = { failed: "refused", error: "error" };
+export const KINDS = { failed: t("refused"), error: t("error") };
 
-export const CALLBACKS = { on_complete: "Called at the end", on_success: "Called if all succeed", on_failure: "Called if any does not" };
-export const CALLED = {
-  enqueue: "waiting", working: "running", stopped: "stopped", finish: "done", failed: "refused", error: "error", cancelled: "cancelled",
-};
+export const CALLBACKS = { on_complete: t("Called at the end"), on_success: t("Called if all succeed"), on_failure: t("Called if any does not") };
+export const CALLED = { ...STATUSES, finish: t("done") };
 
 export const COUNTS = [
-  ["finish", "succeeded"], ["failed", "refused"], ["error", "errors"], ["cancelled", "cancelled"],
-  ["working", "running"], ["enqueue", "waiting"], ["stopped", "stopped"],
+  ["finish", t("succeeded")], ["failed", t("refused")], ["error", t("errors")], ["cancelled", t("cancelled")],
+  ["working", t("running")], ["enqueue", t("waiting")], ["stopped", t("stopped")],
 ];
 
 const unsuccessful = (c) => c.failed + c.error;
@@ -96,88 +102,95 @@ const unsuccessful = (c) => c.failed + c.error;
 export function badge(p) {
   const bad = unsuccessful(p.counts);
   if (p.state !== "finished" || bad + p.split.rejected === 0) return [STATES[p.state] ?? p.state, p.state];
-  if (bad > 0 && p.counts.finish === 0) return ["nothing succeeded", "error"];
-  return [bad > 0 ? "finished with failures" : "finished in part", "partial"];
+  if (bad > 0 && p.counts.finish === 0) return [t("nothing succeeded"), "error"];
+  return [bad > 0 ? t("finished with failures") : t("finished in part"), "partial"];
 }
 
 /** What a Task does now, in a sentence. `of`: what its items are, ROWS or SHARDS. */
 export function sentence(p, of = ROWS) {
   const { counts: c } = p;
-  const broken = p.split.state === "failed" ? ` The list could not be read to its end: ${why(p)}` : "";
-  const waits = p.retrying ? ` ${rowsThat(p.retrying, "waits", "wait", of)} for another try${retriedFor(p)}.` : "";
+  const broken = p.split.state === "failed" && t("The list could not be read to its end: {reason}", { reason: why(p) });
+  const waits = p.retrying > 0 && waiting(p, of);
   switch (p.state) {
-    case "splitting": return p.split.state === "open" ? `Open: ${rows(c.total, of)} so far, and more may be added.${waits}` : `Reading the list: ${rows(c.total, of)} so far.${waits}`;
-    case "running": return running(p, of) + waits + broken;
+    case "splitting": return sentences(p.split.state === "open" ? t("Open: {rows} so far, and more may be added.", { rows: of(c.total) }) : t("Reading the list: {rows} so far.", { rows: of(c.total) }), waits);
+    case "running": return sentences(running(p, of), waits, broken);
     case "paused": return paused(p, of);
-    case "finalizing": return of === SHARDS ? "Every shard is done; the file is put together." : "Every row is done; what is to follow is under way.";
-    case "finished": return finished(p, of) + broken;
-    case "cancelled": return p.done ? `Cancelled: ${rowsThat(c.cancelled, "was", "were", of)} not run.${lost(p)}` : "Being cancelled: nothing new is started.";
+    case "finalizing": return of === SHARDS ? t("Every shard is done; the file is put together.") : t("Every row is done; what is to follow is under way.");
+    case "finished": return sentences(...finished(p, of), broken);
+    case "cancelled": return p.done ? sentences(notRun(c.cancelled, of), lost(p)) : t("Being cancelled: nothing new is started.");
     case "rejected": return rejected(p);
     default: return p.state;
   }
 }
 
+const notRun = (n, of) => tn("Cancelled: {rows} was not run.", "Cancelled: {rows} were not run.", n, { rows: of(n) });
+
 /** What a group of failures says: what they have in common, or the message of a single one. */
 export const saidBy = (group) => (group.count === 1 ? group.message : group.template);
 
-/** The error for which most of the rows wait. */
-function retriedFor(p) {
+/** How many rows wait for another try, and the error for which most of them do. */
+function waiting(p, of) {
   const [first] = p.retrying_errors ?? [];
-  if (!first) return "";
-  const said = saidBy(first);
-  return `: ${said.length > 120 ? `${said.slice(0, 119)}…` : said}`;
+  const [said, values] = [first ? saidBy(first) : "", { rows: of(p.retrying) }];
+  if (!said) return tn("{rows} waits for another try.", "{rows} wait for another try.", p.retrying, values);
+  const error = said.length > 120 ? `${said.slice(0, 119)}…` : said;
+  return tn("{rows} waits for another try: {error}.", "{rows} wait for another try: {error}.", p.retrying, { ...values, error });
 }
 
 function running(p, of) {
-  if (p.state_reason === "waiting_for_session") return "Waiting for its session.";
-  if (p.state_reason === "waiting_for_children") return of === SHARDS ? "Its shards have ended; it waits for the Tasks below it." : "Its rows have ended; it waits for the Tasks below it.";
-  if (p.state_reason === "stopped_jobs") return "Only stopped jobs are left; they wait to be started again.";
-  if (p.counts.working + p.control.in_flight === 0 && p.started_at === null) return "Waiting for a worker to begin.";
-  return "Running.";
+  if (p.state_reason === "waiting_for_session") return t("Waiting for its session.");
+  if (p.state_reason === "waiting_for_children") return of === SHARDS ? t("Its shards have ended; it waits for the Tasks below it.") : t("Its rows have ended; it waits for the Tasks below it.");
+  if (p.state_reason === "stopped_jobs") return t("Only stopped jobs are left; they wait to be started again.");
+  if (p.counts.working + p.control.in_flight === 0 && p.started_at === null) return t("Waiting for a worker to begin.");
+  return t("Running.");
 }
 
 function paused(p, of) {
-  if (p.state_reason === "parent_paused") return "Paused with the Task above it, and resumed with it.";
-  if (p.state_reason !== "too_many_failures") return "Paused: nothing new is started until you resume it.";
+  if (p.state_reason === "parent_paused") return t("Paused with the Task above it, and resumed with it.");
+  if (p.state_reason !== "too_many_failures") return t("Paused: nothing new is started until you resume it.");
   const { tolerated_failures: tolerated } = p.control;
-  return `Paused by itself: more ${of[1]} failed than are tolerated (${tolerated}). Raise that, or retry the failed ${of[1]}, and it goes on.`;
+  if (of === SHARDS) return t("Paused by itself: more shards failed than are tolerated ({tolerated}). Raise that, or retry the failed shards, and it goes on.", { tolerated });
+  return t("Paused by itself: more rows failed than are tolerated ({tolerated}). Raise that, or retry the failed rows, and it goes on.", { tolerated });
 }
 
+/** The sentences of a Task that has finished. */
 function finished(p, of) {
   const bad = unsuccessful(p.counts);
-  const rejected = p.split.rejected ? ` ${rowsThat(p.split.rejected, "was", "were")} not accepted.` : "";
-  if (bad === 0) return `Finished: ${of === SHARDS ? "every shard succeeded" : "every row that was accepted succeeded"}.${rejected}${lost(p)}`;
-  const which = bad === p.counts.total && bad > 1 ? `none of ${rows(bad, of)} succeeded` : `${rows(bad, of)} of ${count(p.counts.total)} did not succeed`;
-  return `Finished: ${which}.${rejected}${lost(p)}`;
+  const n = p.split.rejected;
+  const apart = n > 0 && tn("{n} row was not accepted.", "{n} rows were not accepted.", n);
+  if (bad === 0) return [of === SHARDS ? t("Finished: every shard succeeded.") : t("Finished: every row that was accepted succeeded."), apart, lost(p)];
+  if (bad === p.counts.total && bad > 1) return [t("Finished: none of {rows} succeeded.", { rows: of(bad) }), apart, lost(p)];
+  return [t("Finished: {rows} of {total} did not succeed.", { rows: of(bad), total: count(p.counts.total) }), apart, lost(p)];
 }
 
-const lost = (p) => (p.state_reason === "callback_failed" ? " What should have followed it failed." : "");
+const lost = (p) => (p.state_reason === "callback_failed" ? t("What should have followed it failed.") : "");
 
 /** The words of the reason, which the API gives after its code. */
 const why = ({ split }) => (split.reason ?? "").replace(/^[a-z_]+: /, "");
 
 /** Why a list was refused. What is wrong with its rows stands below. */
 function rejected(p) {
-  const { split } = p;
-  if (split.reason) return `Not accepted: ${why(p)}`;
-  if (split.rejected === 0) return "Not accepted: the list has no rows.";
-  if (p.state_reason === "rows_rejected") return `Not accepted as a whole: ${rowsThat(split.rejected, "is", "are")} not in order.`;
-  return split.rejected === 1 ? "Not accepted: its only row is not in order." : `Not accepted: none of its ${rows(split.rejected)} is in order.`;
+  const { split: { reason, rejected: n } } = p;
+  if (reason) return t("Not accepted: {reason}", { reason: why(p) });
+  if (n === 0) return t("Not accepted: the list has no rows.");
+  if (p.state_reason === "rows_rejected") return tn("Not accepted as a whole: {n} row is not in order.", "Not accepted as a whole: {n} rows are not in order.", n);
+  return n === 1 ? t("Not accepted: its only row is not in order.") : t("Not accepted: none of its {rows} is in order.", { rows: rows(n) });
 }
 
 /** Rate and time left, or "" where nothing is known. */
 export function pace(p) {
-  if (p.done) return p.started_at && p.finished_at ? `took ${duration((new Date(p.finished_at) - new Date(p.started_at)) / 1000)}` : "";
+  if (p.done) return p.started_at && p.finished_at ? t("took {time}", { time: duration((new Date(p.finished_at) - new Date(p.started_at)) / 1000) }) : "";
   const parts = [];
-  if (p.progress.rate_per_s) parts.push(`${rates.format(p.progress.rate_per_s)} rows/s`);
-  if (p.progress.eta_s !== null && p.progress.eta_s !== undefined && p.state !== "paused") parts.push(`about ${duration(p.progress.eta_s)} left`);
-  return parts.join(", ");
+  if (p.progress.rate_per_s) parts.push(t("{rate} rows/s", { rate: rates.format(p.progress.rate_per_s) }));
+  const left = p.progress.eta_s;
+  if (left && !["paused", "finalizing"].includes(p.state)) parts.push(left < 1 ? t("less than a second left") : t("about {time} left", { time: duration(left) }));
+  return parts.join(t(", "));
 }
 
 /** What the state does not say by itself: why a Task waits, was not accepted, or is not whole. */
 export function remark(p) {
   const said = sentence(p);
-  const isPlain = said === "Running." || (p.state === "finished" && p.state_reason === null && p.split.state !== "failed");
+  const isPlain = said === t("Running.") || (p.state === "finished" && p.state_reason === null && p.split.state !== "failed");
   return isPlain ? "" : said;
 }
 
@@ -185,10 +198,10 @@ export function remark(p) {
 export function problems(p) {
   const { failed, error } = p.counts;
   return [
-    ["failed", failed, `${count(failed)} refused`],
-    ["error", error, error === 1 ? "1 error" : `${count(error)} errors`],
-    ["rejected", p.split.rejected, `${count(p.split.rejected)} not accepted`],
-    ["mended", p.mended, `${count(p.mended)} mended`],
+    ["failed", failed, t("{n} refused", { n: count(failed) })],
+    ["error", error, tn("{n} error", "{n} errors", error)],
+    ["rejected", p.split.rejected, t("{n} not accepted", { n: count(p.split.rejected) })],
+    ["mended", p.mended, t("{n} mended", { n: count(p.mended) })],
   ].filter(([, number]) => number > 0).map(([kind, , text]) => [kind, text]);
 }
 
@@ -206,37 +219,42 @@ export const left = ({ counts: c, split, mended }) => Math.max(0, c.failed + c.e
 
 /** The heading and the text of what is to be done next; the text may be empty. */
 export function nextStep(p, of = ROWS) {
-  if (!p.done) return ["Files", ""];
+  const files = t("Files");
+  if (!p.done) return [files, ""];
   const n = left(p);
-  const mended = p.mended ? `${rowsThat(p.mended, "was", "were", of)} mended since.` : "";
-  if (n === 0 && p.counts.total + p.split.rejected > 0) return ["Nothing is left to do", mended || (of === SHARDS ? "Every shard succeeded." : "Every row succeeded.")];
-  if (n === 0 || p.state_reason === "rows_rejected" || of === SHARDS) return ["Files", mended];
-  if (p.state === "cancelled" && n === p.counts.cancelled) return [`${rows(n)} left: run them, or download them`, mended];
-  return [`${rows(n)} left: download, correct, upload`, mended];
+  const mended = p.mended ? tn("{rows} was mended since.", "{rows} were mended since.", p.mended, { rows: of(p.mended) }) : "";
+  if (n === 0 && p.counts.total + p.split.rejected > 0) return [t("Nothing is left to do"), mended || (of === SHARDS ? t("Every shard succeeded.") : t("Every row succeeded."))];
+  if (n === 0 || p.state_reason === "rows_rejected" || of === SHARDS) return [files, mended];
+  if (p.state === "cancelled" && n === p.counts.cancelled) return [t("{rows} left: run them, or download them", { rows: rows(n) }), mended];
+  return [t("{rows} left: download, correct, upload", { rows: rows(n) }), mended];
 }
 
 /** The statuses that the table of rows can be limited to: [statuses of the API, word]. */
 export const FILTERS = [
-  ["", "all"], ["failed,error", "did not succeed"], ["finish", "succeeded"], ["failed", "refused"], ["error", "errors"],
-  ["cancelled", "cancelled"], ["working", "running"], ["enqueue", "waiting"], ["stopped", "stopped"],
+  ["", t("all")], ["failed,error", t("did not succeed")], ["finish", t("succeeded")], ["failed", t("refused")], ["error", t("errors")],
+  ["cancelled", t("cancelled")], ["working", t("running")], ["enqueue", t("waiting")], ["stopped", t("stopped")],
 ];
 
 // -- The log of a Task -------------------------------------------------------------------------------------------------
 
 export const KNOBS = {
-  parallel: "Jobs at once", interval: "Seconds from round to round", priority: "Priority",
-  tolerated_failures: "Pause after more failures than", title: "Title", start_at: "Starts at",
+  parallel: t("Jobs at once"), interval: t("Seconds from round to round"), priority: t("Priority"),
+  tolerated_failures: t("Pause after more failures than"), title: t("Title"), start_at: t("Starts at"),
 };
 
 const DONE = {
-  paused: "Paused", resumed: "Resumed", cancelled: "Cancelled", sealed: "Sealed", added: "Rows added", linked: "A link was made",
-  closed: "Every row has ended", finished: "Finished", "split sealed": "The list was read", "split open": "Open for more rows",
-  "split failed": "The list could not be read to its end", "split cancelled": "The reading of the list was ended",
-  "callbacks retried": "What follows runs again", called_back: "What follows is done", callback_failed: "What should have followed failed", "jobs retried": "Jobs run again", "jobs restarted": "Jobs started",
-  "jobs cancelled": "Jobs cancelled", "jobs killed": "Jobs given up", "jobs stopped": "Jobs stopped", "jobs dismissed": "Jobs dismissed",
+  paused: t("Paused"), resumed: t("Resumed"), cancelled: t("Cancelled"), sealed: t("Sealed"), added: t("Rows added"), linked: t("A link was made"),
+  closed: t("Every row has ended"), finished: t("Finished"), "split sealed": t("The list was read"), "split open": t("Open for more rows"),
+  "split failed": t("The list could not be read to its end"), "split cancelled": t("The reading of the list was ended"),
+  "callbacks retried": t("What follows runs again"), called_back: t("What follows is done"), callback_failed: t("What should have followed failed"),
+  "jobs retried": t("Jobs run again"), "jobs restarted": t("Jobs started"), "jobs cancelled": t("Jobs cancelled"), "jobs killed": t("Jobs given up"),
+  "jobs stopped": t("Jobs stopped"), "jobs dismissed": t("Jobs dismissed"),
 };
 
-const knobValue = (value) => (value === null || value === "" ? "none" : String(value));
+export const knobValue = (value) => (value === null || value === undefined || value === "" ? t("none") : String(value));
+
+/** A knob that was turned: "Priority: 0 → 5". */
+export const turned = (name, before, after) => t("{knob}: {before} → {after}", { knob: KNOBS[name], before: knobValue(before), after: knobValue(after) });
 
 /** The knobs that an entry of the log changed: [name, old value, new value]. */
 export const changes = ({ action, detail }) => (action !== "changed" || detail === null ? [] :
@@ -244,115 +262,94 @@ export const changes = ({ action, detail }) => (action !== "changed" || detail =
 
 /** What an entry of the log says. */
 export function logged(entry, of = ROWS) {
-  const turned = changes(entry).map(([name, before, after]) => `${KNOBS[name]}: ${knobValue(before)} → ${knobValue(after)}`);
-  if (turned.length) return turned.join("; ");
+  const knobs = changes(entry).map((each) => turned(...each));
+  if (knobs.length) return knobs.join(t("; "));
   const { action, detail } = entry;
   if (action === "retried") {
     const { statuses = [], message, limit, rows: chosen } = detail ?? {};
-    const which = [statuses.map((each) => STATUSES[each] ?? each).join(", "), message, chosen && rows(chosen, of), limit && `at most ${rows(limit, of)}`];
-    return `Run again: ${which.filter(Boolean).join("; ")}`;
+    const which = [statuses.map((each) => STATUSES[each] ?? each).join(t(", ")), message, chosen && of(chosen), limit && t("at most {rows}", { rows: of(limit) })];
+    return t("Run again: {which}", { which: which.filter(Boolean).join(t("; ")) });
   }
   const more = Object.entries(detail ?? {}).filter(([, value]) => value !== null && typeof value !== "object").map(([name, value]) => `${name.replaceAll("_", " ")} ${value}`);
-  return [DONE[action] ?? action, more.join(", ")].filter(Boolean).join(": ");
+  return [DONE[action] ?? action, more.join(t(", "))].filter(Boolean).join(t(": "));
 }
+
+/**
+ * Why a Task stands still, by the code of the API, whose own words are English and have the numbers and names besides.
+ */
+export const WAITS = {
+  stopped_jobs: t("Only stopped jobs are left; they wait to be started again."),
+  children: t("It waits for the Tasks below it."),
+  retry: t("It waits for a retry."),
+  broker_away: t("The queue server does not answer."),
+  no_process: t("No process works its queue."),
+  queue_paused: t("Its queue is paused."),
+  held: t("A process does not answer."),
+  quiet: t("The processes of its queue take no more jobs."),
+  start_at: t("Its start is later."),
+  interval: t("The next round begins later."),
+  rate: t("A rate limit holds it back."),
+  put_off: t("Its jobs could not be sent to the queue, and are tried again."),
+  unknown_worker: t("No process knows its worker."),
+  due_later: t("Its rows are scheduled for later."),
+  key: t("Its rows wait for earlier jobs of their key."),
+  priority: t("Jobs of a smaller priority run first."),
+  busy: t("All threads are busy."),
+  jobs_of_others: t("Its queue has jobs of other workers."),
+  open: t("It is open for more rows."),
+  session: t("Waiting for its session."),
+  too_many_failures: t("More rows failed than are tolerated."),
+  paused: t("It is paused."),
+};
 
 /** How much of the bar is reached, for readers of screens; null while nobody knows. Of a list that was rejected it is nothing. */
 export const reached = (p) => (p.done ? (p.progress.percent ?? 0) : p.progress.percent);
 
 /** Percent and number of rows, where there are any. */
-export const amount = (p) => (p.counts.total || !p.done ? `${percent(p)} of ${count(p.counts.total)}` : "");
+export const amount = (p) => (p.counts.total || !p.done ? t("{percent} of {total}", { percent: percent(p), total: count(p.counts.total) }) : "");
 
 export const percent = (p) => (p.progress.percent === null ? "–" : `${Math.floor(p.progress.percent)} %`);
+
+/** Several values as a list: "a, b". */
+export const listed = (each) => each.join(t(", "));
 
 // -- How a request ended without its result ----------------------------------------------------------------------------
 
 /**
- * By language, those of the API's texts. Numbers are statuses of answers that the API did not write: a proxy's, say. `lost`,
- * `unreadable` and the numbers say what happened, `change_unknown` and `list_unknown` what is to be done where a change may have
- * been made all the same.
+ * Numbers are statuses of answers that the API did not write: a proxy's, say. `lost`, `unreadable` and the numbers say what
+ * happened, `change_unknown` and `list_unknown` what is to be done where a change may have been made all the same.
  */
 export const SAID = {
-  en: {
-    connection_lost: "Connection lost, retrying…",
-    asks_again: "This page asks again by itself.",
-    lost: "No answer came from the server.",
-    unreadable: "The answer is not one of AsyncTask (status {status}): a proxy or a login page may stand between. Reload the page.",
-    try_again: "Try again in a moment.",
-    try_later: "Try again in {seconds} s.",
-    change_unknown: "It is not known whether this was done: wait until the page shows the present state again, and look before you repeat it.",
-    list_unknown: "It is not known whether the list was taken. Send it again as it is: it is not taken twice. If this happens again, choose the file anew: it may have changed since, or be over a limit.",
-    401: "You are not logged in, or not any more: reload the page and log in.",
-    403: "This is forbidden here (status 403): ask whoever runs the server.",
-    404: "There is nothing at this address (status 404): reload the page.",
-    408: "The request came too slowly (status 408). Try again.",
-    409: "The present state does not allow this (status 409): reload the page.",
-    413: "This is over a limit of a proxy in front of the server (status 413): send less, or have the limit raised.",
-    421: "The server does not answer to this host name (status 421): use its own address.",
-    422: "The server does not accept this (status 422): correct it and try again.",
-    429: "There are too many requests (status 429).",
-    500: "Something went wrong in the server (status 500); its log has it.",
-    502: "The server is away behind its proxy (status 502).",
-    503: "The server is busy or away (status 503).",
-    504: "The server did not answer its proxy in time (status 504).",
-  },
-  "zh-CN": {
-    connection_lost: "连接已断开，正在重试…",
-    asks_again: "本页会自动重试。",
-    lost: "服务器没有应答。",
-    unreadable: "收到的不是 AsyncTask 的应答（状态 {status}）：中间可能有代理或登录页。请重新加载本页。",
-    try_again: "请稍后再试。",
-    try_later: "请在 {seconds} 秒后再试。",
-    change_unknown: "无法确定操作是否已执行：请等本页重新显示当前状态，确认后再决定是否重复操作。",
-    list_unknown: "无法确定列表是否已被接收。请原样再次发送：不会重复接收。如果再次出现，请重新选择文件：它可能已被修改，或超出了限制。",
-    401: "您尚未登录或登录已失效：请重新加载本页并登录。",
-    403: "此处不允许该操作（状态 403）：请联系服务器的管理员。",
-    404: "该地址没有内容（状态 404）：请重新加载本页。",
-    408: "请求发送得太慢（状态 408）。请再试一次。",
-    409: "当前状态不允许该操作（状态 409）：请重新加载本页。",
-    413: "超出了服务器前代理的限制（状态 413）：请减少内容，或请管理员提高限制。",
-    421: "服务器不接受此主机名（状态 421）：请使用它自己的地址。",
-    422: "服务器不接受此内容（状态 422）：请更正后再试。",
-    429: "请求过多（状态 429）。",
-    500: "服务器内部出错（状态 500），其日志中有记录。",
-    502: "代理无法连接到服务器（状态 502）。",
-    503: "服务器繁忙或不可用（状态 503）。",
-    504: "服务器没有及时应答代理（状态 504）。",
-  },
-  ja: {
-    connection_lost: "接続が切れました。再試行しています…",
-    asks_again: "このページは自動的に再試行します。",
-    lost: "サーバーから応答がありません。",
-    unreadable: "AsyncTask の応答ではありません（ステータス {status}）。間にプロキシかログイン画面がある可能性があります。ページを再読み込みしてください。",
-    try_again: "しばらくしてからもう一度お試しください。",
-    try_later: "{seconds} 秒後にもう一度お試しください。",
-    change_unknown: "実行されたかどうか分かりません。ページが現在の状態を再び表示するまで待ち、確認してからやり直してください。",
-    list_unknown: "リストが受け付けられたかどうか分かりません。そのままもう一度送信してください。二重には受け付けられません。繰り返し起きる場合は、ファイルを選び直してください。変更されたか、上限を超えている可能性があります。",
-    401: "ログインしていないか、ログインが無効になりました。ページを再読み込みしてログインしてください。",
-    403: "この操作は許可されていません（ステータス 403）。サーバーの管理者に問い合わせてください。",
-    404: "このアドレスには何もありません（ステータス 404）。ページを再読み込みしてください。",
-    408: "リクエストの送信が遅すぎました（ステータス 408）。もう一度お試しください。",
-    409: "現在の状態ではこの操作はできません（ステータス 409）。ページを再読み込みしてください。",
-    413: "サーバーの前にあるプロキシの上限を超えています（ステータス 413）。量を減らすか、上限の引き上げを依頼してください。",
-    421: "サーバーはこのホスト名に応答しません（ステータス 421）。サーバー本来のアドレスを使ってください。",
-    422: "サーバーはこの内容を受け付けません（ステータス 422）。修正してもう一度お試しください。",
-    429: "リクエストが多すぎます（ステータス 429）。",
-    500: "サーバー内部でエラーが発生しました（ステータス 500）。サーバーのログに記録されています。",
-    502: "プロキシがサーバーに接続できません（ステータス 502）。",
-    503: "サーバーが混雑しているか、停止しています（ステータス 503）。",
-    504: "サーバーが時間内にプロキシに応答しませんでした（ステータス 504）。",
-  },
+  401: t("You are not logged in, or not any more: reload the page and log in."),
+  403: t("This is forbidden here (status 403): ask whoever runs the server."),
+  404: t("There is nothing at this address (status 404): reload the page."),
+  408: t("The request came too slowly (status 408). Try again."),
+  409: t("The present state does not allow this (status 409): reload the page."),
+  413: t("This is over a limit of a proxy in front of the server (status 413): send less, or have the limit raised."),
+  421: t("The server does not answer to this host name (status 421): use its own address."),
+  422: t("The server does not accept this (status 422): correct it and try again."),
+  429: t("There are too many requests (status 429)."),
+  500: t("Something went wrong in the server (status 500); its log has it."),
+  502: t("The server is away behind its proxy (status 502)."),
+  503: t("The server is busy or away (status 503)."),
+  504: t("The server did not answer its proxy in time (status 504)."),
+  connection_lost: t("Connection lost, retrying…"),
+  asks_again: t("This page asks again by itself."),
+  lost: t("No answer came from the server."),
+  unreadable: t("The answer is not one of AsyncTask (status {status}): a proxy or a login page may stand between. Reload the page."),
+  try_again: t("Try again in a moment."),
+  try_later: t("Try again in {seconds} s."),
+  change_unknown: t("It is not known whether this was done: wait until the page shows the present state again, and look before you repeat it."),
+  list_unknown: t("It is not known whether the list was taken. Send it again as it is: it is not taken twice. If this happens again, choose the file anew: it may have changed since, or be over a limit."),
 };
 
-/** The reader's language, as the server chose it for its own texts. */
-export const tongue = () => (document.body.dataset.locale in SAID ? document.body.dataset.locale : "en");
-
-export const say = (key, values = {}) => SAID[tongue()][key].replace(/\{(\w+)\}/g, (_, name) => String(values[name]));
+export const say = (key, values = {}) => filled(SAID[key], values);
 
 /** What ended a request: the API's own words in `detail`, else those for the status (0: no answer came). */
 export function cause(status, detail) {
   // To a program the API says how a token is sent; a person logs in.
   if (detail && status !== 401) return detail;
-  return say(status === 0 ? "lost" : status in SAID.en ? status : "unreadable", { status });
+  return say(status === 0 ? "lost" : status in SAID ? status : "unreadable", { status });
 }
 
 /** What is to be done then. `effect`: "change" or "list" if that may have been done all the same; `seconds`: of Retry-After. */
@@ -365,6 +362,6 @@ export function advice(status, detail, effect, seconds) {
 
 /** Sentences one after the other; the API's own end without a full stop. */
 export function together(...sentences) {
-  const [stop, gap] = tongue() === "en" ? [".", " "] : ["。", ""];
+  const [stop, gap] = language === "en" ? [".", " "] : ["。", ""];
   return sentences.map((each, i) => (i === sentences.length - 1 || /[.!?…。！？]$/.test(each) ? each : each + stop)).join(gap);
 }

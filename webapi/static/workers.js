@@ -3,7 +3,8 @@
 import { Poller, call } from "./api.js";
 import { doing, jobLink } from "./console.js";
 import { $, $$, drawBadge, el, moment, rowsOf, setText, show, user } from "./dom.js";
-import { ago, bytes, count, duration, things } from "./words.js";
+import { filled, t, tn } from "./i18n.js";
+import { ago, bytes, count, duration, jobs, listed, sentences } from "./words.js";
 
 const card = $("#processes-card");
 const mayOperate = "mayOperate" in card.dataset;
@@ -16,17 +17,17 @@ const obeys = (p) => p.alive && (p.kind === "worker" || p.kind === "sidekiq") &&
 const busyThreads = (p) => Math.max(p.busy, p.jobs.length);
 
 function state(p) {
-  if (isHeld(p)) return ["does not answer", "error"];
-  if (!p.alive) return ["lost", "error"];
-  if (p.quiet) return ["takes no more jobs", "paused"];
-  if (!performs(p)) return ["runs", ""];
-  return busyThreads(p) > 0 ? ["busy", "running"] : ["idle", "finished"];
+  if (isHeld(p)) return [t("does not answer"), "error"];
+  if (!p.alive) return [t("lost"), "error"];
+  if (p.quiet) return [t("takes no more jobs"), "paused"];
+  if (!performs(p)) return [t("runs"), ""];
+  return busyThreads(p) > 0 ? [t("busy"), "running"] : [t("idle"), "finished"];
 }
 
 /** What a person should know or do. */
 function note(p) {
-  if (isHeld(p)) return `For ${duration(p.held_s)}: a job holds its interpreter, or its machine stopped it. If it stays so, end it with kill -9 ${p.pid} on ${p.hostname}; its jobs run again elsewhere.`;
-  return p.alive ? "" : "Its jobs are taken over by the others.";
+  if (isHeld(p)) return t("For {time}: a job holds its interpreter, or its machine stopped it. If it stays so, end it with kill -9 {pid} on {host}; its jobs run again elsewhere.", { time: duration(p.held_s), pid: p.pid, host: p.hostname });
+  return p.alive ? "" : t("Its jobs are taken over by the others.");
 }
 
 // -- Threads -----------------------------------------------------------------------------------------------------------
@@ -48,7 +49,7 @@ function runs(job) {
 function fillSquare(node, { job, busy }) {
   node.classList.toggle("busy", busy);
   if (job === null) return;
-  const said = `${job.worker ?? "Job"} ${job.job_id}, began ${job.started_at ? ago(job.started_at) : "just now"}`;
+  const said = t("{worker} {job}, began {time}", { worker: job.worker ?? t("Job"), job: job.job_id, time: job.started_at ? ago(job.started_at) : t("just now") });
   const link = $("a", node);
   link.title = said;
   link.setAttribute("aria-label", said);
@@ -78,11 +79,11 @@ function fill(row, p) {
   setText($("small", standing), note(p));
   if (performs(p)) {
     squares.get(row)(threads(p));
-    setText($("small", at), `${count(busyThreads(p))} of ${count(p.concurrency)} busy`);
+    setText($("small", at), t("{n} of {total} busy", { n: count(busyThreads(p)), total: count(p.concurrency) }));
   }
   if ($("time", beat)?.getAttribute("datetime") !== p.beat_at) beat.replaceChildren(moment(p.beat_at));
   setText(memory, p.rss === null ? "–" : bytes(p.rss));
-  setText($(".user", queues), p.queues.join(", "));
+  setText($(".user", queues), listed(p.queues));
   if (!mayOperate) return;
   const [quiet, stop] = $(".actions", row).children;
   show(quiet, obeys(p) && !p.quiet);
@@ -93,8 +94,8 @@ function fill(row, p) {
 
 const known = new WeakMap();
 const ASKED = {
-  quiet: ["Quiet…", "Quiet this process?", "it takes no more jobs until it is started anew", "Quiet it", "takes no more jobs"],
-  stop: ["Stop…", "Stop this process?", "it ends after its running jobs, and gives back those that last too long", "Stop it", "stops"],
+  quiet: [t("Quiet…"), t("Quiet this process?"), t("{process} runs {jobs} now: it takes no more jobs until it is started anew."), t("Quiet it"), t("{process} takes no more jobs at its next heartbeat.")],
+  stop: [t("Stop…"), t("Stop this process?"), t("{process} runs {jobs} now: it ends after its running jobs, and gives back those that last too long."), t("Stop it"), t("{process} stops at its next heartbeat.")],
 };
 
 function telling(row, verb) {
@@ -103,8 +104,8 @@ function telling(row, verb) {
   return doing(word, identity, async () => {
     await call(`${card.dataset.processes}/${encodeURIComponent(identity)}/${verb}`, { method: "POST", has: "signal" });
     poller.now();
-    return `${identity} ${done} at its next heartbeat.`;
-  }, () => [question, `${identity} runs ${things(busyThreads(known.get(row)), "job")} now: ${effect}.`, yes]);
+    return filled(done, { process: identity });
+  }, () => [question, filled(effect, { process: identity, jobs: jobs(busyThreads(known.get(row))) }), yes]);
 }
 
 const draw = rowsOf($("#processes tbody"), { key: (p) => p.identity, make, fill });
@@ -112,16 +113,17 @@ const urgency = (p) => (isHeld(p) ? 0 : !p.alive ? 1 : performs(p) ? 2 : 3);
 
 function summary(processes) {
   const held = processes.filter(isHeld).length;
-  const silent = held === 0 ? "" : `${things(held, "process does", "processes do")} not answer. `;
+  const silent = held > 0 && tn("{n} process does not answer.", "{n} processes do not answer.", held);
   const working = processes.filter((p) => performs(p) && p.alive && !isHeld(p));
-  return silent + summaryOf(working);
+  return sentences(silent, summaryOf(working));
 }
 
 function summaryOf(working) {
-  if (working.length === 0) return "No process performs jobs. Start a worker: asynctask -A module:app worker";
+  if (working.length === 0) return t("No process performs jobs. Start a worker: asynctask -A module:app worker");
   const busy = working.reduce((sum, p) => sum + busyThreads(p), 0);
   const all = working.reduce((sum, p) => sum + p.concurrency, 0);
-  return `${things(working.length, "process", "processes")} with ${things(all, "thread")}, of which ${count(busy)} ${busy === 1 ? "is" : "are"} busy.`;
+  const values = { processes: tn("{n} process", "{n} processes", working.length), threads: tn("{n} thread", "{n} threads", all) };
+  return tn("{processes} with {threads}, of which {n} is busy.", "{processes} with {threads}, of which {n} are busy.", busy, values);
 }
 
 const poller = new Poller(card.dataset.processes, {
@@ -149,10 +151,10 @@ if (limited.length > 0) {
         const limit = rates.find(({ name }) => name === cell.dataset.limit);
         if (limit === undefined) continue;
         const parts = [limit.rate];
-        if (limit.rate !== limit.declared) parts.push(`the code says ${limit.declared}`);
-        if (limit.workers.length > 1) parts.push(`shared by ${count(limit.workers.length)} functions`);
-        if (limit.next_at) parts.push(`next start ${ago(limit.next_at)}`);
-        setText(cell, parts.join("; "));
+        if (limit.rate !== limit.declared) parts.push(t("the code says {rate}", { rate: limit.declared }));
+        if (limit.workers.length > 1) parts.push(t("shared by {n} functions", { n: count(limit.workers.length) }));
+        if (limit.next_at) parts.push(t("next start {time}", { time: ago(limit.next_at) }));
+        setText(cell, parts.join(t("; ")));
       }
     },
   }).start();

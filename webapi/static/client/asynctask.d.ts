@@ -156,7 +156,7 @@ export function follow(task: number | string, options?: FollowOptions): Promise<
  * `<asynctask-progress task="7" token="..." src="https://tasks.example.com">`: a bar, its words, and a live region. `src` is `url` of the
  * functions. Parts: `bar`, `fill` with `finish`, `failed`, `error` or `cancelled`, `text`. Custom properties: `--asynctask-height`, `-radius`,
  * `-track`, and a colour by the name of each fill. Its events bubble: `change` and `done`, whose `detail` is the progress object, and
- * `problem`, an AsyncTaskError that ends the following.
+ * `problem`, an AsyncTaskError that ends the following. Its words are those of the language (`lang`) around it: English, Chinese or Japanese.
  */
 export class AsyncTaskProgress extends HTMLElement {
   /** The last one. */

@@ -268,17 +268,40 @@ p, ul { margin: .3em 0 0 }
 [part=live] { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%) }`;
 
 const KINDS = ["finish", "failed", "error", "cancelled"];
-const STATES = {
-  splitting: "Reading the list", running: "Running", paused: "Paused", finalizing: "Closing", finished: "Finished", cancelled: "Cancelled",
-  rejected: "Not accepted",
+/** All that the elements say, by language: that of the element's `lang`, or of what is around it; else English. */
+const WORDS = {
+  en: {
+    splitting: "Reading the list", running: "Running", paused: "Paused", finalizing: "Closing", finished: "Finished", cancelled: "Cancelled",
+    rejected: "Not accepted", failed: "refused", error: "errors", refused: "not accepted", task: "Task", row: "Row", list: "List", start: "Start",
+    progress: "Progress", upload: "Upload", lost: "No connection; it is tried again",
+    again: "It is not known whether the list was taken. Send it again as it is: it is not taken twice.",
+  },
+  "zh-CN": {
+    splitting: "正在读取列表", running: "运行中", paused: "已暂停", finalizing: "收尾中", finished: "已完成", cancelled: "已取消",
+    rejected: "未接受", failed: "被拒绝", error: "错误", refused: "未接受", task: "任务", row: "行", list: "列表", start: "开始",
+    progress: "进度", upload: "上传", lost: "连接已断开，正在重试",
+    again: "无法确定列表是否已被接收。请原样再次发送：不会重复接收。",
+  },
+  ja: {
+    splitting: "リストを読み取り中", running: "実行中", paused: "一時停止中", finalizing: "終了処理中", finished: "完了", cancelled: "取り消し済み",
+    rejected: "受付不可", failed: "拒否", error: "エラー", refused: "受付不可", task: "タスク", row: "行", list: "リスト", start: "開始",
+    progress: "進捗", upload: "アップロード", lost: "接続が切れました。再試行しています",
+    again: "リストが受け付けられたかどうか分かりません。そのままもう一度送信してください。二重には受け付けられません。",
+  },
 };
-const LOST = "No connection; it is tried again";
-const AGAIN = "It is not known whether the list was taken. Send it again as it is: it is not taken twice.";
 
-const said = ({ state, progress: { percent, done }, counts, split }) => [
-  STATES[state] ?? state, percent !== null && `${Math.floor(percent)} %`, counts.total > 0 && `${done.toLocaleString()} / ${counts.total.toLocaleString()}`,
-  ...[["refused", counts.failed], ["errors", counts.error], ["not accepted", split.rejected]].map(([word, n]) => n > 0 && `${word}: ${n.toLocaleString()}`),
-].filter(Boolean).join(" · ");
+const tongue = (node) => {
+  const wanted = node.closest("[lang]")?.lang.split("-")[0].toLowerCase();
+  return Object.keys(WORDS).find((each) => each.split("-")[0] === wanted) ?? "en";
+};
+
+const said = ({ state, progress: { percent, done }, counts, split }, lang) => {
+  const [words, count] = [WORDS[lang], (n) => n.toLocaleString(lang)];
+  return [
+    words[state] ?? state, percent !== null && `${Math.floor(percent)} %`, counts.total > 0 && `${count(done)} / ${count(counts.total)}`,
+    ...[["failed", counts.failed], ["error", counts.error], ["refused", split.rejected]].map(([kind, n]) => n > 0 && `${words[kind]}: ${count(n)}`),
+  ].filter(Boolean).join(" · ");
+};
 
 function make(tag, attributes, ...children) {
   const node = document.createElement(tag);
@@ -316,7 +339,7 @@ class Base extends (globalThis.HTMLElement ?? Object) {
 export class AsyncTaskProgress extends Base {
   static observedAttributes = ["task", "token", "src"];
   progress = null;
-  #bar = make("div", { part: "bar", role: "progressbar", "aria-label": "Progress", "aria-valuemin": 0, "aria-valuemax": 100 },
+  #bar = make("div", { part: "bar", role: "progressbar", "aria-valuemin": 0, "aria-valuemax": 100 },
     ...KINDS.map((kind) => make("span", { part: `fill ${kind}` })));
   #text = make("p", { part: "text" });
   #live = make("p", { part: "live", role: "status" });
@@ -328,6 +351,7 @@ export class AsyncTaskProgress extends Base {
   }
 
   connectedCallback() {
+    this.#bar.ariaLabel ??= WORDS[tongue(this)].progress;
     this.#look();
   }
 
@@ -342,7 +366,7 @@ export class AsyncTaskProgress extends Base {
     if (asked.signal.aborted || !task) return;
     try {
       const onChange = (progress) => asked.signal.aborted || this.#show(progress);
-      const onTrouble = (error) => this.#say(error ? LOST : said(this.progress), "lost");
+      const onTrouble = (error) => this.#say(error ? WORDS[tongue(this)].lost : said(this.progress, tongue(this)), "lost");
       this.tell("done", await follow(task, { ...asked, onChange, onTrouble }));
     } catch (error) {
       if (asked.signal.aborted) return;
@@ -353,17 +377,19 @@ export class AsyncTaskProgress extends Base {
 
   #show(progress) {
     const { counts, progress: { percent }, state, split, title, task_id: id } = (this.progress = progress);
+    const lang = tongue(this);
     const all = Math.max(1, counts.total, split.state === "splitting" ? split.planned : 0);
     KINDS.forEach((kind, i) => { this.#bar.children[i].style.width = `${(100 * counts[kind]) / all}%`; });
-    this.#bar.ariaLabel = title || `Task ${id}`;
+    this.#bar.ariaLabel = title || `${WORDS[lang].task} ${id}`;
     this.#bar.ariaValueNow = percent;
-    this.#bar.ariaValueText = said(progress);
+    this.#bar.ariaValueText = said(progress, lang);
     // A reader of screens hears every tenth, not every row.
-    this.#say(said(progress), `${state} ${Math.floor(percent / 10)}`);
+    this.#say(said(progress, lang), `${state} ${Math.floor(percent / 10)}`);
     this.tell("change", progress);
   }
 
   #say(text, step) {
+    if (step !== "problem") this.#text.lang = this.#live.lang = tongue(this); // of an error it is the server's
     this.#text.textContent = text;
     if (step !== this.#step) this.#live.textContent = text;
     this.#step = step;
@@ -373,17 +399,28 @@ export class AsyncTaskProgress extends Base {
 export class AsyncTaskUpload extends Base {
   fields = null;
   #file = make("input", { part: "file", type: "file", required: "" });
-  #sending = make("progress", { part: "sending", "aria-label": "Upload", value: 0, hidden: "" });
+  #sending = make("progress", { part: "sending", value: 0, hidden: "" });
   #problem = make("div", { part: "problem", role: "alert" });
   #task = make("asynctask-progress", { part: "progress", exportparts: "bar, fill, finish, failed, error, cancelled, text", hidden: "" });
 
+  #list = make("slot", {});
+  #start = make("slot", { name: "button" });
+
   constructor() {
     super();
-    const label = make("label", { part: "label" }, make("slot", {}, "List"), " ", this.#file);
-    const button = make("button", { part: "button" }, make("slot", { name: "button" }, "Start"));
+    const label = make("label", { part: "label" }, this.#list, " ", this.#file);
+    const button = make("button", { part: "button" }, this.#start);
     const form = make("form", { part: "form" }, label, " ", button);
     form.onsubmit = (event) => this.#send(event);
     this.shadowRoot.append(form, this.#sending, this.#problem, this.#task);
+  }
+
+  connectedCallback() {
+    const lang = tongue(this);
+    this.#list.textContent = WORDS[lang].list;
+    this.#start.textContent = WORDS[lang].start;
+    this.#sending.ariaLabel = WORDS[lang].upload;
+    for (const node of [this.#list, this.#start, this.#task]) node.lang = lang;
   }
 
   async #send(event) {
@@ -403,7 +440,7 @@ export class AsyncTaskUpload extends Base {
       this.tell("submitted", task);
     } catch (error) {
       if (asked.signal.aborted) return;
-      this.#problem.append(...problem(error));
+      this.#problem.append(...problem(error, WORDS[tongue(this)]));
       this.tell("problem", error);
     } finally {
       this.#sending.hidden = true;
@@ -412,10 +449,10 @@ export class AsyncTaskUpload extends Base {
 }
 
 /** What is wrong, with the first rows. */
-function problem({ message, unknown, problem: told }) {
+function problem({ message, unknown, problem: told }, words) {
   const rows = (told?.errors ?? []).slice(0, 10).map((each) =>
-    make("li", {}, [each.row && `Row ${each.row}`, each.column, each.message].filter(Boolean).join(": ")));
-  return [make("p", {}, message, unknown ? ` ${AGAIN}` : ""), make("ul", {}, ...rows)];
+    make("li", {}, [each.row && `${words.row} ${each.row}`, each.column, each.message].filter(Boolean).join(": ")));
+  return [make("p", {}, message, unknown ? ` ${words.again}` : ""), make("ul", {}, ...rows)];
 }
 
 for (const [name, its] of [["asynctask-progress", AsyncTaskProgress], ["asynctask-upload", AsyncTaskUpload]]) {

@@ -1,0 +1,108 @@
+"""The pages in the reader's language: a clerk hands in a list with a row that is not accepted, and looks at what failed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import expect
+from support.browser import PATIENCE_MS, sheet
+from support.serving import Shop
+
+pytestmark = pytest.mark.needs_browser
+
+ROWS = (("OK-1", 1, "red"), ("NO-2", 2, "red"), ("BUG-3", 3, "red"), ("OK-4", 500, "red"))
+
+WORDS: dict[str, dict[str, str]] = {
+    "zh-CN": {
+        "new": "新建列表",
+        "result": "3 行将被接受，1 行不被接受。",
+        "start": "以 3 行开始",
+        "state": "完成，有失败",
+        "words": "已完成：3 个中有 2 行未成功。1 行未接受。",
+        "next": "剩余 3 行：下载、更正、上传",
+        "tab": "问题",
+        "refused": "被拒绝",
+        "ago": "刚刚|秒钟?前|分钟前",
+        "missing": "没有任务 99999",
+    },
+    "ja": {
+        "new": "新しいリスト",
+        "result": "3 行が受け付けられ、1 行は受け付けられません。",
+        "start": "3 行で開始",
+        "state": "完了（失敗あり）",
+        "words": "完了：3 のうち 2 行が成功しませんでした。1 行が受け付けられませんでした。",
+        "next": "残り 3 行：ダウンロード、修正、アップロード",
+        "tab": "問題",
+        "refused": "拒否",
+        "ago": "たった今|秒前|分前",
+        "missing": "タスク 99999 はありません",
+    },
+}
+
+LEFT_IN_ENGLISH = re.compile(r"[A-Za-z]{3,}")
+"""Words in Latin letters; those of the list, the application and the product are its own."""
+
+OWN = re.compile(
+    r"KiB|gated|listed|AsyncTask|API|NO-|BUG-|OK-|SKU-123|xlsx|csv|red|sku|Quantity|Colour|worker|enroll|UTC|GMT|Products|[a-z]+\.xlsx"
+)
+
+
+def english(page: Any) -> list[str]:
+    """The parts of the page in its own language that have English words."""
+    said: list[str] = page.evaluate(
+        """() => {
+          const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+          const found = [];
+          while (walk.nextNode()) {
+            const { parentElement: own, textContent } = walk.currentNode;
+            if (!own.closest('script, noscript, [dir=auto], bdi, code, kbd, #encoding, [lang=en]')) found.push(textContent);
+          }
+          return found;
+        }"""
+    )
+    return [text.strip() for text in said if LEFT_IN_ENGLISH.search(OWN.sub("", text))]
+
+
+@pytest.mark.parametrize("language", WORDS)
+def test_a_clerk_reads_every_page_in_their_language(
+    browser: Any, open_shop: tuple[Shop, str], tmp_path: Path, language: str
+) -> None:
+    (shop, address), words = open_shop, WORDS[language]
+    url = address.rstrip("/")
+    with browser.new_context(locale=language, viewport={"width": 1200, "height": 900}) as context:
+        context.set_default_timeout(PATIENCE_MS)
+        page = context.new_page()
+        faults: list[str] = []
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        page.goto(url)
+        expect(page.locator("html")).to_have_attribute("lang", language)
+        page.get_by_role("link", name=words["new"]).click()
+        page.set_input_files("#file", sheet(tmp_path / "list.xlsx", *ROWS))
+        page.locator("#worker").select_option("enroll")
+        expect(page.locator("#result")).to_have_text(words["result"])
+        assert english(page) == []
+        page.get_by_role("button", name=words["start"]).click()
+        page.wait_for_url("**/tasks/*")
+
+        shop.open_gate(1_000)
+        expect(page.locator("#state")).to_have_text(words["state"])
+        expect(page.locator("#words")).to_have_text(words["words"])
+        expect(page.locator("#next-heading")).to_have_text(words["next"])
+        page.get_by_role("tab", name=words["tab"]).click()
+        expect(page.locator("#groups .badge.failed")).to_have_text(words["refused"])
+        assert english(page) == []
+        page.get_by_role("tab").nth(0).click()
+        page.locator("#rows tbody a").first.click()
+        expect(page.locator("#messages time").first).to_have_text(re.compile(words["ago"]))
+        assert english(page) == []
+
+        for place in ("", "jobs", "failures", "queues", "workers", "schedules", "search"):
+            page.goto(f"{url}/{place}")
+            page.locator("#zone:not(:empty)").wait_for()
+            assert english(page) == [], place
+        page.goto(f"{url}/tasks/99999")
+        expect(page.locator("h1")).to_have_text(words["missing"])
+        assert faults == []

@@ -1,0 +1,117 @@
+"""The texts of the pages: each is in the catalogue of every language, with the same values, and nothing else is there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from http import HTTPStatus
+from pathlib import Path
+
+import pytest
+
+import webapi
+from asynctask import operations
+from asynctask.messages import CATALOGUE
+from webapi import pages, texts
+
+ROOT = Path(webapi.__file__).parent
+TEMPLATES = sorted((ROOT / "templates").glob("*.html"))
+MODULES = sorted((ROOT / "static").glob("*.js"))
+LANGUAGES = sorted(locale.replace("_", "-") for locale in CATALOGUE if locale != "en")
+
+REFUSALS = (400, 401, 403, 404, 405, 409, 421, 429, 500, 503)
+"""The statuses that a browser which opens an address may get."""
+
+IN_ENGLISH = {"docs.html"}
+"""What shows the OpenAPI document, which is written in English and says so."""
+
+SAID = re.compile(r'(?:(?<!\w)(?:t|parts)\(|(?<!\w)tn\("[^"]*",\s*)"((?:[^"\\]|\\.)*)"')
+
+
+def in_templates() -> Iterator[str]:
+    for path in TEMPLATES:
+        yield from re.findall(r"_\('([^']*)'", path.read_text())
+
+
+def in_tables() -> Iterator[str]:
+    """The texts that templates show of tables in Python."""
+    yield from (entry.name for entry in pages.NAVIGATION)
+    yield from (label for _, label, _ in pages._FIGURES)
+    for table in (pages.TABS, pages._TABS, pages._WITHIN):
+        yield from table.values()
+    yield from (theme.capitalize() for theme in pages.THEMES)
+    yield from (HTTPStatus(status).phrase for status in REFUSALS)
+    yield from re.findall(r'_said\("([^"]*)"', Path(pages.__file__).read_text())
+
+
+def in_modules() -> Iterator[str]:
+    for path in MODULES:
+        yield from SAID.findall(path.read_text())
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_every_text_is_translated_and_nothing_else(language: str) -> None:
+    found = texts.catalogue(language)
+    wanted = {*in_templates(), *in_tables(), *in_modules()}
+    assert wanted - found.keys() == set(), "texts without a translation"
+    assert found.keys() - wanted == set(), "translations that no page shows"
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_translation_has_the_values_and_the_marks_of_its_text(language: str) -> None:
+    for text, translation in texts.catalogue(language).items():
+        assert translation, text
+        for part in (r"\{\w+\}", r"</?\w+>"):
+            assert sorted(re.findall(part, translation)) == sorted(re.findall(part, text)), text
+
+
+@pytest.mark.parametrize("path", [path for path in TEMPLATES if path.name not in IN_ENGLISH], ids=lambda path: path.name)
+def test_a_template_has_no_text_but_in_the_catalogue(path: Path) -> None:
+    names = r"<(?:code|kbd)>.*?</(?:code|kbd)>|<!doctype html>|AsyncTask"
+    bare = re.sub(rf"(?s)\{{\{{.*?\}}\}}|\{{%.*?%\}}|{names}", " ", path.read_text())
+    shown = re.sub(r'(?s)<[^>]*? (?:aria-label|placeholder|title)="([^"]*)"[^>]*>|<[^>]*>', r" \1 ", bare)
+    assert re.findall(r"[A-Za-z]{2,}", shown.replace("10, 5%, failed:10", "")) == []
+    for said in re.findall(r"(?s)\{\{.*?\}\}|\{%.*?%\}", path.read_text()):
+        assert re.findall(r"(?<!_\()'[A-Z][a-z]+[^']*'(?! %\}| and| if )", said.replace("kind == 'Task'", "")) == [], said
+
+
+WORDS = re.compile(r'(?<![\w"])"(?:[A-Z][a-z]+(?: [^"]*)?[.?…]?|[a-z]+ [a-z][^"#\[]* [a-z][^"#\[]*|← [^"]*|[A-Z][^"]*→)"')
+NO_TEXTS = {
+    "ArrowRight",
+    "ArrowLeft",
+    "Home",
+    "End",
+    "Refused",
+    "Retry-After",
+    "Content-Type",
+    "AbortError",
+    "Accept",
+    "main tbody tr",
+}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.name)
+def test_a_module_has_no_text_but_in_the_catalogue(path: Path) -> None:
+    """Texts are in double quotes, with a capital or three words; template literals hold addresses and names."""
+    code = re.sub(
+        r"(?m)^\s*(?://|/?\*).*$|^import .*$|(?:className = |class: |querySelector\w*\()\"[^\"]*\"", "", path.read_text()
+    )
+    code = re.sub(r'(?<!\w)tn\("[^"]*", *"[^"]*"', "", SAID.sub("", code))
+    assert {each.strip('"') for each in WORDS.findall(re.sub(r"`[^`]*`", "", code))} - NO_TEXTS == set()
+    literals = re.findall(r"`([^`]*)`", code)
+    sentences = [
+        each for each in literals if re.search(r"[A-Za-z]{2,} [a-z]{2,} |[A-Z][a-z]+ ", re.sub(r"\$\{.*?\}", "0", each))
+    ]
+    assert sentences == []
+
+
+def test_values_are_escaped_and_texts_are_not() -> None:
+    said = texts.translator("en")("Queue {queue}", queue="<b>")
+    assert str(said) == "Queue &lt;b&gt;"
+    assert str(texts.translator("ja")("There is no Task {name}", name="<i>")) == "タスク &lt;i&gt; はありません"
+
+
+def test_every_reason_for_a_standstill_has_its_words() -> None:
+    known = set(re.findall(r'WaitReason\(\s*"(\w+)"', Path(operations.__file__).read_text()))
+    table = (ROOT / "static" / "words.js").read_text().partition("export const WAITS = {")[2].partition("};")[0]
+    assert set(re.findall(r"(?m)^  (\w+): t\(", table)) == known
