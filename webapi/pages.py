@@ -25,7 +25,7 @@ from webapi import access, caching, openapi, workers
 from webapi.context import TASK_PAGES, asynctask_app, find_progress, reader_locale, tag
 from webapi.problems import problem_response
 from webapi.reading import SIGN_IN_BYTES, current_request
-from webapi.security import LOGINS, SESSION_S, TooManyAttempts, session_cookie
+from webapi.security import LOGINS, SESSION, SESSION_S, TooManyAttempts, session_cookie
 
 blueprint: Final = APIBlueprint("pages", __name__, enable_openapi=False)
 
@@ -296,6 +296,7 @@ def sign_in() -> ResponseReturnValue:
 @blueprint.post("/logout")
 def sign_out() -> ResponseReturnValue:
     """Ends the session of the browser."""
+    current_app.extensions[LOGINS].end_session(request.cookies.get(SESSION, ""))
     response = redirect(url_for("pages.login"), 303)
     response.headers.add("Set-Cookie", session_cookie("", 0))
     return response
