@@ -1,5 +1,5 @@
-"""What an attacker tries against every route: changes from another site with somebody's session, false links, ids of others in
-queries and bodies, sessions of others, other pages around ours, and secrets in answers."""
+"""What an attacker tries against every route: changes from another site with somebody's session, false links, others' ids,
+others' sessions, other pages around ours, and secrets in answers."""
 
 from __future__ import annotations
 
@@ -71,7 +71,12 @@ def test_no_route_changes_anything_for_a_page_of_another_site_that_has_the_sessi
     for _, method, path in routes(guarded, task):
         if method == "GET":
             continue
-        for sent in ({"json": {}}, {"data": {"a": "b"}}, {"data": "{}", "content_type": "text/plain"}):
+        bodies: tuple[dict[str, Any], ...] = (
+            {"json": {}},
+            {"data": {"a": "b"}},
+            {"data": "{}", "content_type": "text/plain"},
+        )
+        for sent in bodies:
             answer = client.open(path, method=method, headers=elsewhere, **sent)
             assert said(answer) == (403, "cross_site"), (method, path)
             assert "Set-Cookie" not in answer.headers
