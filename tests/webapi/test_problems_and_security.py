@@ -221,7 +221,7 @@ def test_the_scripts_put_data_in_as_text_only() -> None:
 
 
 def test_every_block_of_the_style_is_closed() -> None:
-    """A browser takes what follows an open one as part of it, and says nothing: rules of all screens become those of phones."""
+    """What follows an open one is part of it to a browser: rules of all screens become those of phones."""
     text = re.sub(r"/\*.*?\*/", "", (STATIC / "app.css").read_text(), flags=re.DOTALL)
     depth = 0
     for mark in re.findall(r"@media|[{}]", text):
