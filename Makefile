@@ -7,7 +7,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full test-quick test-api test-pythons test-engines check lint docs bench bench-full clean
+.PHONY: help demo test test-full test-quick test-api test-pythons test-engines check lint docs screenshots bench bench-full clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -60,6 +60,10 @@ lint: .venv/.dev ## Run those of them that `make test` does not run, too: format
 
 docs: .venv/.with-docs ## Build the documentation as a site in build/site, with every link checked (ARGS=serve shows it)
 	@$(BIN)/mkdocs $(or $(ARGS),build) --strict
+
+screenshots: .venv/.dev ## Make the pictures of the pages in docs/images anew (ARGS="task queues" picks some)
+	@sh scripts/test-servers.sh chromium
+	@$(BIN)/python scripts/screenshots.py $(ARGS)
 
 bench: .venv/.dev ## Run every benchmark with a small number, for about a minute: a quick look
 	@$(BIN)/python -m benchmarks.figures --quick $(ARGS)

@@ -17,7 +17,7 @@ libraries="activejob:ruby-activejob activerecord:ruby-activerecord pg:ruby-pg"
 
 for_what="for the tests"
 if [ $# -gt 0 ]; then
-    for_what="for the demo"
+    for_what="for this target"
     wanted=""
     for package in "$@"; do wanted="$wanted $package:$package"; done
     libraries=""

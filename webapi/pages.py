@@ -26,7 +26,7 @@ from webapi import access, caching, openapi, texts, workers
 from webapi.context import TASK_PAGES, asynctask_app, find_progress, reader_locale, set_language, tag
 from webapi.problems import problem_response
 from webapi.reading import SIGN_IN_BYTES, current_request
-from webapi.security import LOGINS, SESSION_S, TooManyAttempts, session_cookie
+from webapi.security import LOGINS, SESSION, SESSION_S, TooManyAttempts, session_cookie
 
 blueprint: Final = APIBlueprint("pages", __name__, enable_openapi=False)
 
@@ -312,6 +312,7 @@ def sign_in() -> ResponseReturnValue:
 @blueprint.post("/logout")
 def sign_out() -> ResponseReturnValue:
     """Ends the session of the browser."""
+    current_app.extensions[LOGINS].end_session(request.cookies.get(SESSION, ""))
     response = redirect(url_for("pages.login"), 303)
     response.headers.add("Set-Cookie", session_cookie("", 0))
     return response

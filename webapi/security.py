@@ -509,6 +509,7 @@ class Logins:
         self._lock = threading.Lock()
         self._failed: OrderedDict[str, _Failures] = OrderedDict()
         self._valid: OrderedDict[tuple[str, bytes], None] = OrderedDict()
+        self._ended: OrderedDict[bytes, None] = OrderedDict()
         self._lines = Allowance(self.MOST, 1.0)
 
     def user_of(self, given: Authorization | None, address: str, path: str) -> User | None:
@@ -539,13 +540,22 @@ class Logins:
 
     def session(self, secret: str, expires_at: int) -> str:
         """The text of a session of the user with this secret."""
-        return sign_session(expires_at, _digest(secret))
+        text = sign_session(expires_at, _digest(secret))
+        with self._lock:
+            self._ended.pop(_digest(text), None)  # of this second, that ended within it
+        return text
+
+    def end_session(self, text: str) -> None:
+        """Ends a session for every copy of it, as far as this process is asked."""
+        if read_session(text, [digest for _, digest in self._known]) is not None:
+            with self._lock:
+                _keep(self._ended, _digest(text), None)
 
     def session_of(self, text: str, now_s: int, address: str, path: str) -> User | None:
         """The user of a session that has not ended. Raises as :meth:`user_of`."""
         users = {digest: user for user, digest in self._known}
         found = self._looked_at(_digest(text), lambda: read_session(text, users), address, name="session", path=path)
-        return None if found is None or found[0] <= now_s else users[found[1]]
+        return None if found is None or found[0] <= now_s or _digest(text) in self._ended else users[found[1]]
 
     def _looked_at(
         self, secret: bytes, look: Callable[[], _Found | None], address: str, *, name: str | None, path: str

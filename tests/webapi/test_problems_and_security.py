@@ -220,6 +220,16 @@ def test_the_scripts_put_data_in_as_text_only() -> None:
         assert not found, (name, found)
 
 
+def test_every_block_of_the_style_is_closed() -> None:
+    """What follows an open one is part of it to a browser: rules of all screens become those of phones."""
+    text = re.sub(r"/\*.*?\*/", "", (STATIC / "app.css").read_text(), flags=re.DOTALL)
+    depth = 0
+    for mark in re.findall(r"@media|[{}]", text):
+        assert mark != "@media" or depth == 0, "a block before it is open"
+        depth += {"{": 1, "}": -1}.get(mark, 0)
+    assert depth == 0
+
+
 def test_the_page_of_a_task_that_is_not_there_says_so(client: Client) -> None:
     answer = client.get("/tasks/77")
     assert (answer.status_code, answer.mimetype) == (404, "text/html")
