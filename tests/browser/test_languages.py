@@ -46,7 +46,7 @@ LEFT_IN_ENGLISH = re.compile(r"[A-Za-z]{3,}")
 """Words in Latin letters; those of the list, the application and the product are its own."""
 
 OWN = re.compile(
-    r"KiB|gated|listed|AsyncTask|API|NO-|BUG-|OK-|SKU-123|xlsx|csv|red|sku|Quantity|Colour|worker|enroll|UTC|GMT|Products|[a-z]+\.xlsx"
+    "KiB|gated|listed|AsyncTask|API|Webhook|NO-|BUG-|OK-|SKU-123|xlsx|csv|red|sku|[Qq]uantity|Colour|worker|enroll|UTC|GMT|Products"
 )
 
 
