@@ -316,7 +316,7 @@ def test_ends_are_said_in_the_readers_language(browser: Any, web_alone: str, loc
     page = browser.new_context(locale=locale).new_page()
     page.goto(submit(web_alone, "OK-1"))
     page.route("**/pause", lambda route: route.abort())
-    page.get_by_role("button", name="Pause").click()
+    page.locator("[data-verb=pause]").click()
     expect(page.locator("#problem")).to_contain_text(lost)
     page.route("**/api/tasks/*", lambda route: route.fulfill(status=502, **HTML))
     expect(page.locator("#connection")).to_contain_text(gone)
