@@ -216,6 +216,8 @@ def test_a_job_is_shown_with_its_life(client: Client, ended: Callable[..., int])
         "actions": [],
         "last_error": None,
         "traceback": None,
+        "previous_failed": None,
+        "next_failed": None,
     }
     assert client.get("/api/jobs/nope").status_code == 404
 
