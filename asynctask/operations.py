@@ -1092,7 +1092,9 @@ class Operations:
         found, is_whole = self._failing(set_name)
         groups: dict[str, _Group] = {}
         for each in found:
-            groups.setdefault(each.template_id, _Group(each)).add(each, now)
+            if (group := groups.get(each.template_id)) is None:
+                group = groups[each.template_id] = _Group(each)
+            group.add(each, now)
         largest = sorted(groups.items(), key=lambda item: (-item[1].count, item[0]))
         shown = [group.as_dict(name, self._said(group)) for name, group in largest[:MOST_TEMPLATES]]
         return {"templates": shown, "jobs": sum(group.count for group in groups.values()), "complete": is_whole}

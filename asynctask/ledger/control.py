@@ -19,8 +19,7 @@ from asynctask.iterable import indexes_of
 from asynctask.ledger import children, corrections, hints, lending, progress
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, chunks, dumps, loads, try_lock
-from asynctask.ledger.events import IN_LOAN, UNHELD, Change, EventRecord, Note, apply, read_events, rows_of
-from asynctask.ledger.queries import with_ended_rows
+from asynctask.ledger.events import IN_LOAN, UNHELD, Change, EventRecord, Note, apply, read_events, rows_of, with_ended_rows
 from asynctask.messages import is_storable
 
 _t, _e, _x, _g, _l = tasks.c, events.c, item_errors.c, task_errors.c, loans.c

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
@@ -293,6 +293,22 @@ def rows_of(connection: Connection, record: EventRecord) -> Sequence[int | None]
     if last is not None and last - first + 1 == items:
         return range(first, last + 1)
     return unpack(loads(connection.execute(sa.select(_e.params).where(_e.id == record.id)).scalar_one()))[0]
+
+
+def with_rows(rows: Collection[int]) -> Any:
+    """The condition that an Event has an item of these numbers."""
+    within = [(_e.first_row <= row) & (_e.last_row >= row) for row in rows]
+    return _e.first_row.in_(rows) | ((_e["items"] > 1) & sa.or_(sa.false(), *within))
+
+
+def with_ended_rows(rows: Collection[int], statuses: Collection[str]) -> Any:
+    """The condition that a job of several items has one of these numbers that ended with one of these statuses; of a job of
+    one item, that it has one of these numbers."""
+    c = item_errors.c
+    named = sa.exists().where(c.event_id == _e.id, c.row.in_(rows), c.status.in_(statuses))
+    if Status.CANCELLED in statuses:  # such an item has no entry of its own
+        named |= (_e.n_cancelled > 0) & with_rows(rows)
+    return sa.case((_e["items"] > 1, named), else_=_e.first_row.in_(rows))
 
 
 def read_stops(connection: Connection, event_ids: Sequence[int]) -> list[int]:

@@ -39,7 +39,7 @@ class Lent(NamedTuple):
     claimed: Sequence[int]
 
 
-class Gate:
+class BorrowGate:
     """A gate that permits everything. ``task``: the columns of the Task, whose row the transaction of ``connection`` has
     locked at ``now`` (microseconds); ``name``: of a gate that Tasks share, which decides no hints, since it may open at any
     time.
@@ -63,7 +63,7 @@ class Gate:
         return {}
 
 
-class Running(Gate):
+class StateGate(BorrowGate):
     """The Task may start jobs in its state, and holds its session."""
 
     def permits(self, wanted: int) -> int:
@@ -73,7 +73,7 @@ class Running(Gate):
         return {"started_at": self.now} if lent.number and self.task["started_at"] is None else {}
 
 
-class Keys(Gate):
+class OrderGate(BorrowGate):
     """No item of an earlier Task comes before. ``turns``: the gate of the single jobs, None for a Task without keys."""
 
     turns: sessions.KeysGate | None = None
@@ -86,7 +86,7 @@ class Keys(Gate):
         return 0 if self.turns.waits else wanted
 
 
-class Rounds(Gate):
+class RoundGate(BorrowGate):
     """The start time has come, and of a Task with an interval, the next round; that lends no more than its limit."""
 
     round: dict[str, Any] | None = None
@@ -117,7 +117,7 @@ class Rounds(Gate):
         return {"round_at": self.round["at"], "round_jobs": dumps(jobs)}
 
 
-class Failures(Gate):
+class FailureGate(BorrowGate):
     """With all jobs that are lent, no more items can fail than the Task tolerates."""
 
     def permits(self, wanted: int) -> int:

@@ -395,9 +395,10 @@ class _Borrow:
         self.connection, self.ledger, self.task, self.names = connection, ledger, task, names
         self.now = ledger.now()
         asked = (connection, task, self.now)
-        self.keys = gates.Keys(*asked)
-        self.gates: list[gates.Gate] = [
-            gates.Running(*asked), self.keys, gates.Rounds(*asked), gates.Failures(*asked), rates.Limit(*asked, name=rate)
+        self.order = gates.OrderGate(*asked)
+        self.gates: list[gates.BorrowGate] = [
+            gates.StateGate(*asked), self.order, gates.RoundGate(*asked), gates.FailureGate(*asked),
+            rates.RateGate(*asked, name=rate),
         ]  # fmt: skip
         self.loans: list[Loan] = []
         self.free: list[Loan] = []
@@ -429,7 +430,7 @@ class _Borrow:
         self.is_idle = task["session_holder"] is not None and has_none and permitted > 0
 
     def _lend(self) -> None:
-        gate = self.keys.turns
+        gate = self.order.turns
         self._claim_due(gate)
         if self.left > 0:
             self._take_free()

@@ -63,6 +63,7 @@ from asynctask.ledger.events import (
     Note,
     apply,
     read_events,
+    with_rows,
 )
 from asynctask.ledger.progress import shown_template
 from asynctask.ledger.standalone import ENGINE
@@ -310,22 +311,6 @@ def event_page(
                     return
         if not is_last:
             after, after_row = int(listed[:enough][-1].id), None
-
-
-def with_rows(rows: Collection[int]) -> Any:
-    """The condition that an Event has an item of these numbers."""
-    within = [(_e.first_row <= row) & (_e.last_row >= row) for row in rows]
-    return _e.first_row.in_(rows) | ((_e["items"] > 1) & sa.or_(sa.false(), *within))
-
-
-def with_ended_rows(rows: Collection[int], statuses: Collection[str]) -> Any:
-    """The condition that a job of several items has one of these numbers that ended with one of these statuses; of a job of
-    one item, that it has one of these numbers."""
-    c = item_errors.c
-    named = sa.exists().where(c.event_id == _e.id, c.row.in_(rows), c.status.in_(statuses))
-    if Status.CANCELLED in statuses:  # such an item has no entry of its own
-        named |= (_e.n_cancelled > 0) & with_rows(rows)
-    return sa.case((_e["items"] > 1, named), else_=_e.first_row.in_(rows))
 
 
 def holds(connection: Connection, column: Any, text: str) -> Any:

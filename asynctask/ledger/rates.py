@@ -25,7 +25,7 @@ from asynctask.database.retrying import TransactionConflict, repeatable
 from asynctask.database.tables import rated_workers, rates, tasks
 from asynctask.errors import ConfigError, InputError, NotFound, Problem
 from asynctask.ledger.base import Ledger
-from asynctask.ledger.gates import Gate, Lent
+from asynctask.ledger.gates import BorrowGate, Lent
 from asynctask.messages import clean
 
 MAX_NAME: Final = 128
@@ -155,7 +155,7 @@ _ROW: Final = sa.select(_r.name, _r.every, _r.free_at).where(_r.name == sa.bindp
 _FREE: Final = _ROW.with_for_update(skip_locked=True)
 
 
-class Limit(Gate):
+class RateGate(BorrowGate):
     """The rate limit ``name`` permits a start. Its row is locked without a wait until the end of the transaction."""
 
     every = free_at = 0

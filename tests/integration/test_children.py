@@ -11,6 +11,7 @@ from support.world import World, numbers
 
 from asynctask import AsyncTask
 from asynctask.core.states import State
+from asynctask.dispatch.control import TaskControls
 from asynctask.errors import Conflict, InputError
 from asynctask.ledger import children as child_rows
 from asynctask.ledger import control, tasks
@@ -187,6 +188,14 @@ def family(app: AsyncTask) -> tuple[TaskHandle, list[TaskHandle]]:
     return task, [child, app.submit("note", numbers(2), parent=child.id), app.submit("note", numbers(1), parent=task.id)]
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller hands acts down itself to the end, on a slow machine, too: no process is there to go on with it."""
+    for method in (TaskControls.hand_down, TaskControls.change_rows):
+        monkeypatch.setattr(method, "__defaults__", (600.0,))
+
+
+@pytest.mark.usefixtures("patient")
 def test_pause_and_resume_go_down_but_not_to_what_a_person_paused(world: World) -> None:
     app = world.app()
     task, below = family(app)
@@ -207,6 +216,7 @@ def test_pause_and_resume_go_down_but_not_to_what_a_person_paused(world: World) 
     assert app.doctor() == []
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_priority_goes_down(world: World) -> None:
     app = world.app()
     task, below = family(app)
@@ -216,6 +226,7 @@ def test_a_priority_goes_down(world: World) -> None:
     assert app.doctor() == []
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_cancel_goes_down_without_a_worker(world: World) -> None:
     app = world.app()
     task, below = family(app)
@@ -228,6 +239,7 @@ def test_a_cancel_goes_down_without_a_worker(world: World) -> None:
     assert app.doctor() == []
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_parent_whose_rows_have_ended_is_cancelled_with_its_children(world: World) -> None:
     app = world.app()
     with world.working(app, concurrency=4):

@@ -158,7 +158,7 @@ def test_a_borrow_that_finds_the_limit_locked_leaves_it(world: World) -> None:
     task = app.submit("call", numbers(3))
     (offer,) = offers(app.ledger)
     with app.ledger.database.write() as connection:
-        assert rates.Limit(connection, {}, 0, "shop-api").permits(1) == 1
+        assert rates.RateGate(connection, {}, 0, "shop-api").permits(1) == 1
         found = lending.borrow(app.ledger, offer, 3)
         assert (found.count, found.is_locked) == (0, True)
     assert len(borrow(app.ledger, task.id)) == 3

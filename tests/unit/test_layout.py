@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from functools import cache
@@ -96,6 +97,12 @@ def test_imports_go_one_way() -> None:
 
 def test_a_new_concept_is_a_module_and_a_part_of_one_is_not() -> None:
     assert len(NAMES) <= MODULES, f"{len(NAMES)} modules: join what has to be read together, however long it grows"
+
+
+def test_no_two_files_of_tests_have_one_name() -> None:
+    """pytest collects one of them, and reports the other as an error only where it collects both."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_a_function_is_short_or_its_length_has_a_reason() -> None:
