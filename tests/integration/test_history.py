@@ -63,6 +63,7 @@ def test_the_sums_of_several_processes_are_those_of_the_events_even_after_a_kill
         task.wait(120)
     app.workers["plain"].perform_async({"n": 1})
     wait_for(lambda: world.shop.performed("plain").total() == 1, "an untracked job has run")
+    wait_for(lambda: not world.one("SELECT COUNT(*) FROM events WHERE worker_name = 'plain'"), "its row is deleted")
     wait_for(lambda: sums(app.history())[None] == recorded(world), "every process has written what it counted")
     assert recorded(world)[3] == 20 + 3 * 2
     by_worker = sums(app.history(by="worker"))
