@@ -192,6 +192,19 @@ def test_followers_all_hear_of_the_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.full(reason="a way of measuring, not the product")
+def test_an_audience_polls_and_holds_streams_while_its_tasks_run(tmp_path: Path) -> None:
+    few = ("--items", "200", "--polls", "20", "--streams", "20", "--seconds", "2", "--work-ms", "10", "-c", "2")
+    found = result(tmp_path, "audience", "-n", "20", *few)
+    settings = found["settings"]
+    assert found["ratio"] == pytest.approx(found["ours"] / found["peer"])
+    assert (found["ours"], found["peer"]) == (settings["alone_p99_ms"], settings["beside_p99_ms"])
+    assert min(settings["with_news"], settings["events_per_s"], settings["performed"]) > 0
+    refused = bench(tmp_path, "audience", "-n", "1", "--polls", "600")
+    assert refused.returncode == 2
+    assert "--polls" in refused.stderr
+
+
+@pytest.mark.full(reason="a way of measuring, not the product")
 def test_slow_clients_are_served_or_refused_and_counted(tmp_path: Path) -> None:
     found = result(tmp_path, "slow_clients", "-n", "8", "--readers", "4", "--chunkers", "1", "--seconds", "1")
     settings = found["settings"]
