@@ -206,12 +206,21 @@ def progress_response(progress: dict[str, Any], *, conditional: bool = True) -> 
 
     While the Task is not done, ``Retry-After`` is ``poll_after_ms`` in whole seconds.
     """
-    response = json_response(progress, cache="no-cache")
-    response.set_etag(progress_tag(progress), weak=True)
-    if not progress["done"]:
-        response.headers["Retry-After"] = retry_after(progress)
-    if conditional and request.method in ("GET", "HEAD"):
-        response.make_conditional(request)
+    tag, again = progress_tag(progress), None if progress["done"] else retry_after(progress)
+    if conditional and request.method in ("GET", "HEAD") and request.if_none_match.contains_weak(tag):
+        return unchanged_response(tag, again)
+    return _tagged(json_response(progress, cache="no-cache"), tag, again)
+
+
+def unchanged_response(tag: str, again: str | None) -> Response:
+    """304, for a client that has the progress object of this tag. ``again``: the ``Retry-After``."""
+    return _tagged(Response(status=304, mimetype="application/json", headers={"Cache-Control": "no-cache"}), tag, again)
+
+
+def _tagged(response: Response, tag: str, again: str | None) -> Response:
+    response.set_etag(tag, weak=True)
+    if again is not None:
+        response.headers["Retry-After"] = again
     return response
 
 

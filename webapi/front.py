@@ -41,6 +41,11 @@ _LOGGED_CHARS: Final = 500
 _FILE: Final = re.compile(r"/(result|report\.csv|report\.xlsx)$")
 """Paths of files that are made, or fetched from a bucket, while they are sent."""
 
+_POLL: Final = re.compile(r"/api/tasks/(\d{1,18})$")
+"""Paths of progress objects."""
+
+_SENT_AT_MOST: Final = 10_000
+
 _BUG: Final = HttpRefusal(500, "internal_error", "something went wrong here, and it is in the server's log")
 _BUSY: Final = HttpRefusal(503, "busy", "too many large bodies are coming in at once; try again in a moment")
 _UNPREFIXED: Final = {"content-type": "CONTENT_TYPE", "content-length": "CONTENT_LENGTH"}
@@ -103,14 +108,15 @@ class Front:
 
     ``storage``: total bytes of the bodies that are received and of the answers that wait for their clients. Half of the
     threads at most do what may take long: large bodies, and files that are made while they are sent. Half at most answer
-    long polls. ``notifier``: tells of changes of followed Tasks. ``now``: the seconds of a monotonic clock. ``access_log``:
-    whether each request is logged.
+    long polls. ``notifier``: tells of changes of followed Tasks. ``polls``: reads polled ones. ``now``: the seconds of a
+    monotonic clock. ``access_log``: whether each request is logged.
     """
 
     def __init__(
         self,
         application: Any,
         notifier: Notifier,
+        polls: Polls,
         *,
         pool: ThreadPoolExecutor,
         threads: int,
@@ -119,7 +125,7 @@ class Front:
         access_log: bool,
     ) -> None:
         self._application = application
-        self._notifier = notifier
+        self._notifier, self._polls = notifier, polls
         self._pool = pool
         self._long = asyncio.Semaphore(max(1, threads // 2))
         self._long_polls = asyncio.Semaphore(max(1, threads // 2))
@@ -207,11 +213,14 @@ class Front:
         if (file := _FILE.search(exchange.scope["path"])) is not None:
             # A report holds processes and connections until it is made; a result is a file already.
             return await self._send_made(exchange, environ, ahead=file[1] != "result")
+        query = exchange.scope["query_string"]
+        if (poll := _POLL.search(exchange.scope["path"])) and exchange.scope["method"] == "GET" and b"wait=" not in query:
+            environ[POLLED] = await self._polls.read(int(poll[1]), b",".join(values_of(exchange.scope, b"if-none-match")))
         wanted: list[Following] = []
         if not self._notifier.full:
             environ |= {FOLLOW: wanted.append, LATEST: self._notifier.latest}
         # Hundreds of long polls that a change has answered come again at once: others do not queue behind them.
-        turn = self._long_polls if b"wait=" in exchange.scope["query_string"] else nullcontext()
+        turn = self._long_polls if b"wait=" in query else nullcontext()
         with SpooledTemporaryFile(IN_MEMORY) as page:
             async with turn:
                 answer = await self._run(exchange, long, self._call, exchange, environ, page)
@@ -463,6 +472,10 @@ FOLLOW: Final = "asynctask.follow"
 """In the WSGI environment: a function that takes a :class:`Following`; None if the wait is over. It is not there where no
 more clients may follow, nor under other servers: the view then waits in its own thread, if there is a slot for that."""
 
+POLLED: Final = "asynctask.polled"
+"""In the WSGI environment: the progress object, or a :class:`Sent`, that the server has read since the request came; None
+if it could not. The application answers a poll with it, unless that asks for more."""
+
 LATEST: Final = "asynctask.latest"
 """In the WSGI environment: a function that gives the last progress object of a Task that others follow, or None."""
 
@@ -503,6 +516,71 @@ class Following(NamedTuple):
 def stream_event(progress: dict[str, Any], root: str) -> bytes:
     """A progress object as a Server-Sent Event (https://html.spec.whatwg.org/multipage/server-sent-events.html)."""
     return b"id: %b\ndata: %b\n\n" % (progress_tag(progress).encode(), json_text(with_links(progress, root)))
+
+
+class Sent(NamedTuple):
+    """What is known of the progress object that was last read for a poll."""
+
+    mark: str
+    tag: str
+    retry_after: str | None
+    """Of an answer with it; None if the Task is done."""
+
+
+class Polls:
+    """Reads the progress of the Tasks that clients poll, one read at a time: it serves all requests that came during the
+    one before. Most polls find nothing new, and of their Tasks only the marks are read. ``read`` as of :class:`Notifier`.
+    """
+
+    def __init__(self, read: Callable[[Mapping[int, str | None]], Awaitable[Mapping[int, Changed]]]) -> None:
+        self._read = read
+        self._sent: dict[int, Sent] = {}
+        self._waiting: dict[int, list[tuple[bytes, asyncio.Future[Any]]]] = {}
+        self._reader: asyncio.Task[None] | None = None
+
+    async def read(self, task_id: int, known: bytes) -> dict[str, Any] | Sent | None:
+        """The progress object as of now; a :class:`Sent` if the client has it, by its header If-None-Match (``known``).
+        None if there is no such Task, or it cannot be read: the application says so."""
+        loop = asyncio.get_running_loop()
+        answer = loop.create_future()
+        self._waiting.setdefault(task_id, []).append((known, answer))
+        if self._reader is None:
+            self._reader = loop.create_task(self._run())
+        found: dict[str, Any] | Sent | None = await answer
+        return found
+
+    async def _run(self) -> None:
+        while self._waiting:
+            waiting, self._waiting = self._waiting, {}
+            kept = {task_id: self._kept(task_id, [known for known, _ in each]) for task_id, each in waiting.items()}
+            answers: dict[int, dict[str, Any] | Sent | None] = dict(kept)
+            try:
+                found = await self._read({task_id: sent and sent.mark for task_id, sent in kept.items()})
+                answers |= {task_id: self._news(task_id, changed) for task_id, changed in found.items()}
+            except Exception as error:  # the application meets it again, and answers with it
+                if not isinstance(error, Unavailable):
+                    _log.exception("polled_tasks_unread", error=type(error).__name__)
+                answers = {}
+            for task_id, each in waiting.items():
+                for _, answer in each:
+                    if not answer.done():
+                        answer.set_result(answers.get(task_id))
+        self._reader = None
+
+    def _kept(self, task_id: int, known: list[bytes]) -> Sent | None:
+        """The last progress object, if all these clients have it."""
+        sent = self._sent.get(task_id)
+        return sent if sent is not None and all(f'"{sent.tag}"'.encode() in each for each in known) else None
+
+    def _news(self, task_id: int, changed: Changed) -> dict[str, Any] | None:
+        mark, progress = changed
+        if mark is None or progress is None:
+            self._sent.pop(task_id, None)
+            return None
+        if len(self._sent) >= _SENT_AT_MOST:
+            self._sent.clear()
+        self._sent[task_id] = Sent(mark, progress_tag(progress), None if progress["done"] else retry_after(progress))
+        return progress
 
 
 class Followed:

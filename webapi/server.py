@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -31,7 +31,7 @@ from asynctask.logs import get_logger
 from asynctask.supervisor import Child, Wakeup, check_socket, listen
 from webapi import create_app
 from webapi.context import Slots
-from webapi.front import IN_MEMORY, Front, Notifier, log_request
+from webapi.front import IN_MEMORY, Front, Notifier, Polls, log_request
 from webapi.problems import HttpRefusal, server_problem
 from webapi.reading import longest_upload
 
@@ -146,15 +146,17 @@ class HttpServer(uvicorn.Server):
         self._makes_room = False
         self._slowed = deque[Connection]()
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="http")
-        # A thread of its own: followers do not wait until the others have answered polls.
-        self._reader = ThreadPoolExecutor(1, thread_name_prefix="follow")
-        self._notifier = Notifier(
-            lambda known: asyncio.get_running_loop().run_in_executor(self._reader, changed, known),
-            most=self._most * 3 // 4,
-        )
+        # One thread for followers and one for polls: neither waits for the other.
+        self._readers = ThreadPoolExecutor(2, thread_name_prefix="read")
+
+        def read(known: Mapping[int, str | None]) -> Awaitable[Mapping[int, Changed]]:
+            return asyncio.get_running_loop().run_in_executor(self._readers, changed, known)
+
+        self._notifier = Notifier(read, most=self._most * 3 // 4)
         front = Front(
             application,
             self._notifier,
+            Polls(read),
             pool=self._threads,
             threads=threads,
             storage=storage,
@@ -189,7 +191,7 @@ class HttpServer(uvicorn.Server):
         try:
             super().run(sockets or [self._listener])
         finally:
-            for each in (self._threads, self._reader):
+            for each in (self._threads, self._readers):
                 each.shutdown(wait=False, cancel_futures=True)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

@@ -46,6 +46,7 @@ from webapi.context import (
     set_language,
     slot,
     task_url,
+    unchanged_response,
     until_gone,
     who,
     with_links,
@@ -54,10 +55,12 @@ from webapi.front import (
     FOLLOW,
     HEARTBEAT_S,
     LATEST,
+    POLLED,
     STREAM_HEARTBEAT,
     STREAM_START,
     TICK_S,
     Following,
+    Sent,
     stream_event,
 )
 from webapi.problems import MAX_ERRORS, MalformedBody, did_you_mean, problem_objects, public_message
@@ -242,7 +245,10 @@ def show(task_id: int, query: OneTaskQuery) -> Response:
     Poll after `poll_after_ms` with the ETag in `If-None-Match`: 304 means unchanged. With `wait`, the answer comes when the
     Task has a version other than the client's, or after so many seconds.
     """
-    found, held = _latest(task_id, query) or find_progress(task_id, query.include), True
+    polled = None if query.wait or query.include else request.environ.get(POLLED)
+    if isinstance(polled, Sent):
+        return unchanged_response(polled.tag, polled.retry_after)
+    found, held = polled or _latest(task_id, query) or find_progress(task_id, query.include), True
     if query.wait and _is_known(found, query) and not found["done"]:
         if FOLLOW not in request.environ:
             found, held = _another(found, query)

@@ -26,7 +26,7 @@ from asynctask.ledger.progress import Changed
 from asynctask.testing import wait_for
 from webapi import create_app
 from webapi.context import Slots, progress_tag
-from webapi.front import FOLLOW, HEARTBEAT_S, LATEST, TICK_S, Following, Notifier
+from webapi.front import FOLLOW, HEARTBEAT_S, LATEST, TICK_S, Following, Notifier, Polls
 from webapi.server import HttpServer
 
 
@@ -258,6 +258,47 @@ def test_a_long_poll_on_the_loop_ends_after_its_time_as_a_plain_one(web: str) ->
     assert get(f"{task}?wait=0.3&version={known['version']}&include=context")["context"] == {}
 
 
+def test_polls_that_find_nothing_new_have_the_answer_of_the_application(
+    app: AsyncTask, client: Client, looked: list[int]
+) -> None:
+    task = app.submit("enroll", [{"sku": "A"}])
+    other = app.submit("enroll", [{"sku": "B"}])
+    path = f"/api/tasks/{task.id}"
+    with served(app) as (server, _):
+        place = f"http://127.0.0.1:{server._listener.getsockname()[1]}"
+
+        def poll(tag: str) -> tuple[int, Any, dict[str, str]]:
+            try:
+                with opened(f"{place}{path}", **{"If-None-Match": tag}) as answer:
+                    return answer.status, json.load(answer), headers_of(answer.headers)
+            except urllib.error.HTTPError as error:
+                with error:
+                    return error.code, error.read(), headers_of(error.headers)
+
+        def headers_of(found: Any) -> dict[str, str]:
+            own = ("date", "content-length", "content-type", "connection")
+            return {name.lower(): value for name, value in found.items() if name.lower() not in own}
+
+        status, progress, headers = poll('W/"of nothing"')
+        assert (status, progress) == (200, client.get(path).json)
+        looked.clear()
+        kept = [poll(tag) for tag in (headers["etag"], f'"other", {headers["etag"]}')]
+        assert looked == [], "the application has not read it"
+        plain = client.get(path, headers={"If-None-Match": headers["etag"]})
+        assert {each[0] for each in kept} == {plain.status_code} == {304}
+        assert all(each[1:] == (plain.data, headers_of(plain.headers)) for each in kept)
+        assert poll(client.get(f"/api/tasks/{other.id}").headers["ETag"])[0] == 200
+        task.pause()
+        status, progress, headers = poll(headers["etag"])
+        assert (status, progress["state"]) == (200, "paused")
+        assert poll(headers["etag"])[0] == 304
+        more = f"{place}{path}?include=errors"
+        with opened(more, **{"If-None-Match": headers["etag"]}) as answer:
+            assert json.load(answer)["errors"] == [], "another object has another tag"
+        path = f"/api/tasks/{other.id + 1_000}"
+        assert poll('"x"')[0] == 404
+
+
 @contextmanager
 def served(app: AsyncTask, **how: Any) -> Iterator[tuple[HttpServer, Callable[[str], socket.socket]]]:
     """A server in this process, and what sends a GET on a connection of its own."""
@@ -410,7 +451,8 @@ class Ledger:
 
 
 def progress_of(task_id: int, version: int) -> dict[str, Any]:
-    return {"task_id": task_id, "generation": 1, "version": version, "callbacks": []}
+    moves = {"done": False, "poll_after_ms": 1_000}
+    return {"task_id": task_id, "generation": 1, "version": version, "callbacks": [], **moves}
 
 
 async def until(fact: Callable[[], bool]) -> None:
@@ -479,3 +521,31 @@ def test_followers_outlive_an_outage_and_hear_of_the_end(end: str) -> None:
             assert followed.ended
 
     asyncio.run(follow_it())
+
+
+def test_one_read_serves_all_polls_that_came_during_the_one_before() -> None:
+    async def poll_it() -> None:
+        ledger = Ledger()
+        ledger.version[2] = 1
+        polls, tags = Polls(ledger.changed), {each: f'W/"{progress_tag(progress_of(each, 1))}"'.encode() for each in (1, 2)}
+        new = await asyncio.gather(*(polls.read(task_id, b"") for task_id in (1, 2, 3) * 50))
+        assert new == [progress_of(1, 1), progress_of(2, 1), None] * 50
+        assert ledger.reads == [[1, 2, 3]]
+        same = await asyncio.gather(*(polls.read(task_id, tags[task_id]) for task_id in (1, 2) * 50))
+        assert {(each.tag, each.retry_after) for each in same} == {
+            (tags[1][3:-1].decode(), "1"),
+            (tags[2][3:-1].decode(), "1"),
+        }
+        assert ledger.reads[1:] == [[1, 2]]
+        one_has_not = await asyncio.gather(polls.read(1, tags[1]), polls.read(1, b'"another"'), polls.read(2, tags[2]))
+        assert one_has_not[:2] == [progress_of(1, 1)] * 2, (
+            "its object is read for the one, and the other finds that it has it"
+        )
+        assert one_has_not[2] == same[1]
+        ledger.version[1], ledger.away = 2, 1
+        assert await polls.read(1, tags[1]) is None, "the application says what is wrong"
+        assert await polls.read(1, tags[1]) == progress_of(1, 2)
+        del ledger.version[1]
+        assert await polls.read(1, tags[1]) is None
+
+    asyncio.run(poll_it())
