@@ -146,8 +146,8 @@ def fill(url: str, shop: AsyncTask, request: Any, folder: Path) -> dict[str, Any
 
 
 class View(NamedTuple):
-    """A picture: its name, the path of the page, and what is done on it before. ``shows``: what the page has once it is complete,
-    if it goes on to load."""
+    """A picture: its name, the path of the page, and what is done on it before. ``shows``: what the page has once it is
+    complete, if it never stops to load."""
 
     name: str
     path: str

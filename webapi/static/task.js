@@ -133,8 +133,8 @@ const trendLabel = (time, last) => (of === SHARDS
   : t("Rows per second, as this page has seen them for {time}: {last} at last", { time, last }));
 
 function drawTrend(until) {
-  if (seen.at(-1).ended === seen[0].ended) return; // nothing has ended since the page was opened
   const since = seen[0].at;
+  if (until - since < LEAST_MS || seen.at(-1).ended === seen[0].ended) return;
   const bars = Math.max(1, Math.min(BARS, Math.floor((until - since) / LEAST_MS)));
   const width = (until - since) / bars;
   const rates = (name) => Array.from({ length: bars }, (_, i) => {
