@@ -146,12 +146,14 @@ def fill(url: str, shop: AsyncTask, request: Any, folder: Path) -> dict[str, Any
 
 
 class View(NamedTuple):
-    """A picture: its name, the path of the page, and what is done on it before."""
+    """A picture: its name, the path of the page, and what is done on it before. ``shows``: what the page has once it is
+    complete, if it never stops to load."""
 
     name: str
     path: str
     theme: Literal["light", "dark"] = "light"
     phone: bool = False
+    shows: str | None = None
 
 
 VIEWS: Final = (
@@ -160,10 +162,10 @@ VIEWS: Final = (
     View("overview-phone", "/", phone=True),
     View("new", "/new"),
     View("task", "/tasks/{ended}"),
-    View("task-dark", "/tasks/{runs}", theme="dark"),
+    View("task-dark", "/tasks/{runs}", theme="dark", shows="#rows tbody tr"),
     View("task-phone", "/tasks/{ended}", phone=True),
     View("problems", "/tasks/{ended}#problems"),
-    View("settings", "/tasks/{runs}#settings"),
+    View("settings", "/tasks/{runs}#settings", shows="#facts dt"),
     View("job", "/jobs/{job}"),
     View("failures", "/failures?list=dead"),
     View("queues", "/queues"),
@@ -186,7 +188,10 @@ def shoot(browser: Any, url: str, view: View, known: dict[str, Any]) -> None:
         if view.name == "new":
             page.set_input_files("#file", known["sheet"])
             page.locator("#start").wait_for()
-        page.wait_for_load_state("networkidle")
+        if view.shows is None:
+            page.wait_for_load_state("networkidle")
+        else:
+            page.locator(view.shows).first.wait_for()
         data = page.screenshot(path=IMAGES / f"{view.name}.png")
     print(f"{view.name}.png  {len(data):,} bytes", "" if len(data) <= MOST_BYTES else "  over the limit")
 

@@ -150,14 +150,18 @@ def test_where_no_stream_gets_through_it_polls_as_the_server_says_and_ends_with_
         answer(200, progress(2, poll_after_ms=9), ETag=tags[2]),
         answer(502, "<h1>Bad Gateway</h1>"),
         answer(200, progress(3, done=True), ETag=tags[3]),
+        answer(200, progress(4, done=True), ETag=tags[3]),
     )
     script = """{
         const seen = [];
         const last = await m.follow(7, { onChange: (p) => seen.push(p.version) });
-        return [last.version, seen];
+        const again = await m.follow(7);
+        return [last.version, seen, again.version];
     }"""
-    assert page.evaluate(asked(script), [MODULE]) == [3, [1, 2, 3]]
-    assert server.asked == ["/stream", "", "?wait=20", "?wait=20", "?wait=20", ""]
+    assert page.evaluate(asked(script), [MODULE]) == [3, [1, 2, 3], 4]
+    *first, another = server.asked
+    assert first == ["/stream", "", "?wait=20", "?wait=20", "?wait=20", ""]
+    assert another == "", "what keeps a stream from getting through is known"
     waited = [after - before for before, after in pairwise(server.at)]
     assert waited[0] >= 1.9, "Retry-After"
     assert min(waited[1:3]) >= 1.4, "poll_after_ms, also for the one that was not held"

@@ -6,6 +6,7 @@ import csv
 import io
 import re
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -140,6 +141,60 @@ def test_a_browser_follows_the_stream_of_a_task_to_its_end_and_connects_no_more(
     expect(seen).to_have_text("1 done")
     shop.open_gate(2)
     expect(seen).to_have_text("2 done, closed")  # it connects again once, and is told that there is no more
+
+
+STARTED = """(part) => performance.getEntriesByType("resource").filter(({ name }) => new URL(name).pathname.endsWith(part))
+  .map(({ startTime }) => startTime)"""
+
+
+def test_the_page_of_a_task_follows_its_stream_and_loads_its_rows_as_often_as_a_poll_would(
+    page: Page, open_shop: tuple[Shop, str], tmp_path: Path
+) -> None:
+    shop, url = open_shop
+    file = sheet(tmp_path / "products.xlsx", *((f"OK-{n}", n, "red") for n in range(1, 21)))
+    with page.expect_request("**/stream"):
+        hand_in(page, url, file, "gated", **{"At once": "1"})
+    expect(page).to_have_url(re.compile(r"/tasks/\d+$"))
+    task = f"/api/tasks/{page.url.rpartition('/')[2]}"
+    expect(page.locator("#rows tbody tr")).to_have_count(20)
+    for done in range(1, 16):
+        shop.open_gate(done)
+        expect(page.locator("#bar")).to_have_attribute("aria-valuenow", str(5 * done))
+    assert len(page.evaluate(STARTED, task)) == 1, "the stream is enough"
+    loaded = page.evaluate(STARTED, f"{task}/events")
+    assert len(loaded) > 1
+    assert min(after - before for before, after in pairwise(loaded)) >= 1_000
+    with page.expect_request(lambda request: urlsplit(request.url).path == task):
+        page.get_by_role("button", name="Pause").click()
+    expect(page.locator("#state")).to_have_text("paused")
+    with page.expect_request("**/stream"):
+        page.get_by_role("button", name="Resume").click()
+    shop.open_gate(20)
+    expect(page.locator("#state")).to_have_text("finished")
+    expect(page.locator("#rows .badge.finish")).to_have_count(20)
+
+
+def test_the_page_of_a_task_that_nobody_sees_holds_no_stream_and_moves_slowly(
+    clocked_page: Page, web_alone: str, tmp_path: Path
+) -> None:
+    page = clocked_page
+    page.clock.install()
+    with page.expect_request("**/stream"):
+        hand_in(page, web_alone, sheet(tmp_path / "products.xlsx", ("OK-1", 1, "red")), "gated")
+    task = page.url.replace("/tasks/", "/api/tasks/")
+    show = """(hidden) => {
+        Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
+        document.dispatchEvent(new Event("visibilitychange"));
+    }"""
+    with page.expect_event("requestfailed", lambda request: request.url.endswith("/stream")):
+        page.evaluate(show, True)
+    assert page.request.patch(task, data={"title": "Renamed"}).ok
+    expect(page).not_to_have_title(re.compile("Renamed"))
+    with page.expect_request(task):
+        page.clock.run_for(5_000)
+    expect(page).to_have_title(re.compile("Renamed"))
+    with page.expect_request("**/stream"):
+        page.evaluate(show, False)
 
 
 def test_a_task_that_does_not_move_says_why_until_it_moves(page: Page, shop: Shop, tmp_path: Path) -> None:

@@ -319,12 +319,16 @@ def test_ends_are_said_in_the_readers_language(browser: Any, web_alone: str, loc
     page.locator("[data-verb=pause]").click()
     expect(page.locator("#problem")).to_contain_text(lost)
     page.route("**/api/tasks/*", lambda route: route.fulfill(status=502, **HTML))
+    page.evaluate(ASK)
     expect(page.locator("#connection")).to_contain_text(gone)
     language = {"zh-CN": "zh-CN", "ja-JP": "ja"}.get(locale, "en")
     expect(page.locator("#connection")).to_have_attribute("lang", language)
     expect(page.locator(f"#problem [lang={language}]")).to_contain_text(lost)
     page.context.close()
 
+
+ASK = "window.dispatchEvent(new Event('online'))"
+"""Has the page ask for what it shows, at once."""
 
 POLLS: tuple[tuple[str, dict[str, Any] | None, str], ...] = (
     ("lost", None, "Connection lost, retrying…"),
@@ -353,12 +357,13 @@ def test_a_page_that_cannot_ask_says_why_and_goes_on_by_itself(page: Page, web_a
         page.evaluate("window.notReloaded = true")
         for name, answer, words in POLLS:
             page.route(asked, with_answer(answer))
-            page.evaluate("window.dispatchEvent(new Event('online'))")
+            page.evaluate(ASK)
             expect(note, f"{name} of {opened}").to_contain_text(words)
             page.unroute(asked)
-            page.evaluate("window.dispatchEvent(new Event('online'))")
+            page.evaluate(ASK)
             expect(note, f"{name} of {opened}").to_be_hidden()
         page.route(asked, lambda route: route.fulfill(**problem(503, "busy"), headers={"Retry-After": "1"}))
+        page.evaluate(ASK)
         expect(note, opened).to_be_visible()
         page.unroute(asked)
         expect(note, opened).to_be_hidden()
@@ -436,6 +441,7 @@ def test_a_task_that_is_gone_leaves_no_buttons(page: Page, web_alone: str) -> No
     page.goto(submit(web_alone, "OK-1"))
     expect(page.get_by_role("button", name="Pause")).to_be_visible()
     page.route("**/api/tasks/*", lambda route: route.fulfill(**problem(404, "there is no Task 7", code="not_found")))
+    page.evaluate(ASK)
     expect(page.locator("#words")).to_have_text("This Task is not there any more.")
     expect(page.locator("#connection")).to_be_hidden()
     expect(page.locator("main").get_by_role("button").filter(visible=True)).to_have_count(0)

@@ -1,7 +1,7 @@
 // Talking to the server, beyond what asynctask.js does for every frontend: a request without a result is a Refused that says why
 // in words, and polling goes on for as long as the page is open.
 
-import { AsyncTaskError, backoff, post, request, submit } from "./client/asynctask.js";
+import { AsyncTaskError, backoff, follow, post, request, sleep, submit } from "./client/asynctask.js";
 import { show, setText, showProblem } from "./dom.js";
 import { language } from "./i18n.js";
 import { advice, cause, say, together } from "./words.js";
@@ -42,6 +42,9 @@ const LINK = new URLSearchParams(location.search).get("link");
 /** A URL of this server with the signed link that the page was opened with, if it was: the server knows its reader by that. */
 export const linked = (url) => (LINK === null ? url : `${url}${url.includes("?") ? "&" : "?"}link=${encodeURIComponent(LINK)}`);
 
+/** The server of the `url` of Tasks, as asynctask.js takes it. */
+const server = (url) => new URL("..", new URL(url, location.href));
+
 /** JSON from `url`, an object with the member `has`; throws Refused for all else. */
 export async function call(url, { method = "GET", body, has }) {
   const json = body === undefined ? {} : { body: JSON.stringify(body), headers: { "Content-Type": "application/json" } };
@@ -58,7 +61,7 @@ export const check = (url) => inWords("none", request(linked(url), { method: "HE
  * the reason of `signal` when that ends it. `effect`: "none" if the list is only checked.
  */
 export const upload = (url, fields, onSent, { signal = null, effect = "list" } = {}) =>
-  inWords(effect, submit(fields, { url: new URL("..", new URL(url, location.href)), onProgress: onSent, signal }));
+  inWords(effect, submit(fields, { url: server(url), onProgress: onSent, signal }));
 
 /** What the server says of a list that it only looks at, an object with the member `has`; all else as of `upload`. */
 export async function look(url, fields, onSent, { signal, has }) {
@@ -117,7 +120,7 @@ export async function attempt(box, button, work, onChoice = null) {
  */
 export class Poller {
   constructor(url, { every = 3000, has, onData, onGone = null }) {
-    Object.assign(this, { url, every, has, onData, onGone, etag: null, pause: every, failures: 0, trouble: null, timer: null, busy: false, again: false });
+    Object.assign(this, { url, every, has, onData, onGone, etag: null, last: null, pause: every, failures: 0, trouble: null, timer: null, busy: false, again: false });
     document.addEventListener("visibilitychange", () => !document.hidden && this.now());
     window.addEventListener("online", () => this.now());
     window.addEventListener("pageshow", (event) => event.persisted && this.now());
@@ -145,11 +148,10 @@ export class Poller {
     this.busy = true;
     this.trouble = null;
     try {
-      const { data, headers } = await inWords("none", request(linked(this.url), { has: [this.has], etag: this.etag }));
-      if (data !== null && !this.again) await this.take(data, headers.get("ETag"));
+      await this.round();
     } catch (error) {
       if (error instanceof Refused) this.trouble = error;
-      else reportError(error); // a bug of the page must not end its polling
+      else if (error.name !== "AbortError") reportError(error); // a bug of the page must not end its polling
     }
     this.busy = false;
     const gone = this.trouble?.gone && this.onGone !== null;
@@ -162,8 +164,14 @@ export class Poller {
     else this.timer = setTimeout(() => this.ask(), this.wait());
   }
 
+  /** Asks once. */
+  async round() {
+    const { data, headers } = await inWords("none", request(linked(this.url), { has: [this.has], etag: this.etag }));
+    if (data !== null && !this.again) await this.take(data, headers.get("ETag"));
+  }
+
   async take(data, etag) {
-    this.etag = null;
+    Object.assign(this, { etag: null, last: data });
     this.pause = data.done ? WHEN_DONE : (data.poll_after_ms ?? this.every);
     await this.onData(data);
     if (!this.again) this.etag = etag;
@@ -172,6 +180,56 @@ export class Poller {
   wait() {
     if (this.trouble === null) return Math.max(250, document.hidden ? this.pause * 5 : this.pause);
     return backoff(this.trouble, this.failures);
+  }
+}
+
+/**
+ * A Poller of one of the Tasks at `url`: while the page is seen and the Task is not done, `follow` brings each change to `onChange`,
+ * and nothing is polled. `onData` gets the last of them no sooner than a poll would bring it: what it loads costs more than a Task.
+ */
+export class Follower extends Poller {
+  constructor(url, id, { onChange, ...options }) {
+    super(`${url}/${id}`, { has: "counts", ...options });
+    Object.assign(this, { id, server: server(url), onChange, following: null, resting: null, taken: null });
+    document.addEventListener("visibilitychange", () => document.hidden && this.following?.abort());
+  }
+
+  now() {
+    this.following?.abort();
+    super.now();
+  }
+
+  anew() {
+    if (this.following === null) return super.anew();
+    this.etag = this.taken = null;
+    this.resting.abort();
+  }
+
+  async round() {
+    await super.round();
+    if (!this.again && !document.hidden && !this.last.done) await inWords("none", this.follow());
+  }
+
+  /** Until the Task is done, or `following` is aborted: what goes wrong aborts it, too. */
+  async follow() {
+    const ends = (this.following = new AbortController());
+    const onChange = (p) => ends.signal.aborted || this.onChange((this.last = p));
+    const onTrouble = (error) => ends.abort(error);
+    follow(this.id, { url: this.server, token: LINK, onChange, onTrouble, signal: ends.signal }).catch(onTrouble);
+    this.taken = this.last;
+    this.failures = 0;
+    note(this, null);
+    try {
+      for (;;) {
+        this.resting = new AbortController();
+        if (this.taken !== this.last) await this.take((this.taken = this.last), null);
+        if (this.taken?.done) return;
+        await sleep(this.pause, AbortSignal.any([ends.signal, this.resting.signal])).catch(() => ends.signal.throwIfAborted());
+      }
+    } finally {
+      ends.abort();
+      this.following = null;
+    }
   }
 }
 

@@ -7,7 +7,7 @@ import { t } from "./i18n.js";
 const root = document.body.dataset.page;
 
 export const jobLink = (id) => el("a", { class: "id", href: `${root}jobs/${encodeURIComponent(id)}` }, el("bdi", {}, id));
-export const taskLink = (id) => el("a", { href: `${root}tasks/${id}` }, t("Task {task}", { task: id }));
+export const taskLink = (id) => el("a", { class: "task-link", href: `${root}tasks/${id}` }, t("Task {task}", { task: id }));
 
 /** What was done, for everybody: it stays until the next thing is done. */
 export const tell = (text) => setText($("#said"), text);

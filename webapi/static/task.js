@@ -1,6 +1,6 @@
 // A Task's own page: its bar, what is to be done next, its rows and its settings. Everything moves without a reload.
 
-import { Poller, attempt, call, check, linked, upload } from "./api.js";
+import { Follower, attempt, call, check, linked, upload } from "./api.js";
 import { $, $$, drawBadge, drawBar, drawFacts, el, leave, moment, redraw, setText, show, showProblem, sure, user } from "./dom.js";
 import { sparkline } from "./chart.js";
 import { language, parts, t, tn } from "./i18n.js";
@@ -20,8 +20,8 @@ const mayControl = "mayControl" in document.body.dataset;
 /** The progress object that is shown. */
 let current = null;
 
-const poller = new Poller(self, {
-  has: "counts",
+const poller = new Follower(document.body.dataset.api, id, {
+  onChange: draw,
   async onData(p) {
     draw(p);
     await load();
@@ -100,7 +100,7 @@ setInterval(async () => {
 
 const SEEN_MS = 300_000;
 const BARS = 50;
-/** Answers come about each second: shorter bars would show that, not the Task. */
+/** Answers may come about each second: shorter bars would show that, not the Task. */
 const LEAST_MS = 2_000;
 let seen = [];
 let marks = [];
@@ -133,8 +133,8 @@ const trendLabel = (time, last) => (of === SHARDS
   : t("Rows per second, as this page has seen them for {time}: {last} at last", { time, last }));
 
 function drawTrend(until) {
-  if (seen.at(-1).ended === seen[0].ended) return; // nothing has ended since the page was opened
   const since = seen[0].at;
+  if (until - since < LEAST_MS || seen.at(-1).ended === seen[0].ended) return;
   const bars = Math.max(1, Math.min(BARS, Math.floor((until - since) / LEAST_MS)));
   const width = (until - since) / bars;
   const rates = (name) => Array.from({ length: bars }, (_, i) => {

@@ -148,7 +148,8 @@ export interface FollowOptions extends Server {
  * Follows a Task until it is done; resolves to its last progress object. Asks by the event stream; where that does not get through,
  * by long polls; where the server holds none, after `poll_after_ms`. After a failure it waits longer each time, up to 15 s or the
  * time of Retry-After (at most a minute), and goes on for as long as it takes; it is rejected where the API refuses, with the token
- * for instance (`final`). It asks nothing while the page is hidden. At most three calls of a page hold a request; others poll.
+ * for instance (`final`). It asks nothing while the page is hidden. At most three calls of a page hold a request; others poll. A stream that
+ * did not get through is tried again after half a minute, by any call of the page, and later each time.
  */
 export function follow(task: number | string, options?: FollowOptions): Promise<Progress>;
 

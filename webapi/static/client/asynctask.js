@@ -18,8 +18,8 @@ export class AsyncTaskError extends Error {
 
 /** Milliseconds to wait after so many failures; spread, so that the pages of many people do not return at one moment. */
 export function backoff({ unknown, retryMs }, failures) {
-  // What a person has to mend does not pass by itself soon.
-  const ms = unknown ? Math.min(15_000, 500 * 2 ** failures) : 15_000;
+  // What a person has to mend does not pass by itself soon; but the first failure may be of one way to ask.
+  const ms = unknown || failures < 2 ? Math.min(15_000, 500 * 2 ** failures) : 15_000;
   return Math.max(ms * (0.75 + Math.random() / 2), Math.min(retryMs, 60_000));
 }
 
@@ -28,12 +28,12 @@ export function backoff({ unknown, retryMs }, failures) {
 const absolute = (url) => new URL(url, globalThis.location?.href);
 const api = (url, path) => new URL(`api/tasks${path}`, absolute(`${url}`.replace(/\/?$/, "/")));
 
-/** The URL for whoever has this token: that of a link has it in its query, any other goes into the headers. */
+/** The URL and the headers of whoever has this token: that of a link is in the query. */
 function signed(url, token, headers) {
   const to = absolute(url);
-  if (LINK.test(token)) to.searchParams.set("link", token);
-  else if (token) headers.Authorization = `Bearer ${token}`;
-  return to;
+  if (!LINK.test(token)) return [to, token ? { ...headers, Authorization: `Bearer ${token}` } : headers];
+  to.searchParams.set("link", token);
+  return [to, headers];
 }
 
 /** The data of an answer of the API, which has one of these members. */
@@ -48,11 +48,14 @@ function taken(status, text, retryAfter, has) {
   throw new AsyncTaskError(status, data, retryAfter);
 }
 
+/** The same, of one that fetch brought. */
+const fetched = async (answer, has) => taken(answer.status, await answer.text(), answer.headers.get("Retry-After"), has);
+
 /** `read(answer, alive)`, given up `ms` after the beginning, or after the last call of `alive`. */
 async function ask(url, { token, headers, signal, ms, ...init }, read) {
   const silent = new AbortController();
   const ends = AbortSignal.any([silent.signal, signal ?? silent.signal]);
-  const sent = { ...headers };
+  const [to, sent] = signed(url, token, headers);
   let timer;
   const alive = (longer) => {
     clearTimeout(timer);
@@ -60,7 +63,7 @@ async function ask(url, { token, headers, signal, ms, ...init }, read) {
   };
   alive(ms);
   try {
-    return await read(await fetch(signed(url, token, sent), { credentials: "include", ...init, headers: sent, signal: ends }), alive);
+    return await read(await fetch(to, { credentials: "include", ...init, headers: sent, signal: ends }), alive);
   } catch (error) {
     signal?.throwIfAborted();
     throw error instanceof AsyncTaskError ? error : new AsyncTaskError(0);
@@ -74,9 +77,8 @@ async function ask(url, { token, headers, signal, ms, ...init }, read) {
 export function request(url, { has, etag, headers, ms = 20_000, ...init }) {
   const sent = { Accept: "application/json", ...(etag && { "If-None-Match": etag }), ...headers };
   return ask(url, { ms, headers: sent, ...init }, async (answer) => {
-    const { ok, status, headers: found } = answer;
-    const none = (etag && status === 304) || (ok && init.method === "HEAD");
-    return { headers: found, data: none ? null : taken(status, await answer.text(), found.get("Retry-After"), has) };
+    const none = (etag && answer.status === 304) || (answer.ok && init.method === "HEAD");
+    return { headers: answer.headers, data: none ? null : await fetched(answer, has) };
   });
 }
 
@@ -94,12 +96,9 @@ function keys() {
 }
 
 function nameOf(list) {
-  let [a, b] = [1, 2];
-  for (let i = 0; i < list.length; i += 1) {
-    a = Math.imul(a ^ list.charCodeAt(i), 0x01000193);
-    b = Math.imul(b + list.charCodeAt(i), 0x5f356495);
-  }
-  return `asynctask.${list.length}.${a}.${b}`;
+  let hash = 1;
+  for (let i = 0; i < list.length; i += 1) hash = Math.imul(hash ^ list.charCodeAt(i), 0x01000193);
+  return `asynctask.${list.length}.${hash}`;
 }
 
 function formOf(list, options) {
@@ -120,13 +119,11 @@ export async function post(url, headers, body, onProgress, signal, has = ["links
   sending.withCredentials = true;
   for (const name in headers) sending.setRequestHeader(name, headers[name]);
   sending.upload.onprogress = (event) => event.lengthComputable && onProgress?.(event.loaded / event.total);
-  const stop = () => sending.abort();
-  signal?.addEventListener("abort", stop);
+  signal?.addEventListener("abort", () => sending.abort());
   await new Promise((resolve) => {
     sending.onloadend = resolve;
     sending.send(body);
   });
-  signal?.removeEventListener("abort", stop);
   return taken(sending.status, sending.responseText, sending.getResponseHeader("Retry-After"), has);
 }
 
@@ -139,7 +136,7 @@ export async function submit(list, { url = HOME, worker, token, fields, idempote
   const key = idempotencyKey ?? (keys()[name] ??= crypto.getRandomValues(new Uint32Array(4)).join("-"));
   const headers = { Accept: "application/json", "Idempotency-Key": key, ...(isItems && { "Content-Type": "application/json" }) };
   try {
-    const task = await post(signed(api(url, ""), token, headers), headers, body, onProgress, signal);
+    const task = await post(...signed(api(url, ""), token, headers), body, onProgress, signal);
     delete keys()[name];
     return task;
   } catch (error) {
@@ -152,9 +149,10 @@ export async function submit(list, { url = HOME, worker, token, fields, idempote
 // -- Following
 
 let free = 3; // requests that may be held at a time: over HTTP/1.1 a browser has six connections to a server
+let [streams, patience] = [0, 30_000]; // when a stream is tried again, and how long after the next that does not get through
 
 /** Waits, and longer while the page is hidden. */
-function sleep(ms, signal) {
+export function sleep(ms, signal) {
   return new Promise((resolve, reject) => {
     let due = false;
     const look = () => {
@@ -179,8 +177,7 @@ function sleep(ms, signal) {
 function stream(task, tag, { token, signal }, take) {
   const headers = { Accept: "text/event-stream", ...(tag && { "Last-Event-ID": tag }) };
   return ask(`${task}/stream`, { token, signal, headers, ms: 10_000 }, async (answer, alive) => {
-    const { status, headers: found } = answer;
-    if (!found.get("Content-Type")?.startsWith("text/event-stream")) taken(status, await answer.text(), found.get("Retry-After"), []);
+    if (!answer.headers.get("Content-Type")?.startsWith("text/event-stream")) await fetched(answer, []);
     let rest = "";
     for (const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader(); ;) {
       const { value, done } = await reader.read();
@@ -196,12 +193,12 @@ function stream(task, tag, { token, signal }, take) {
   });
 }
 
-const [STREAM, POLL] = [0, 2]; // a long poll is between
+const [STREAM, LONG_POLL, POLL] = [0, 1, 2];
 
 export async function follow(id, { url = HOME, token, onChange, onTrouble, signal } = {}) {
   const task = api(url, `/${encodeURIComponent(id)}`);
   let [last, tag] = [null, null];
-  let [way, wait, failures, streams, patience] = [STREAM, 0, 0, 0, 30_000];
+  let [way, wait, failures] = [LONG_POLL, 0, 0];
   const take = (progress, now) => {
     if (way === STREAM) patience = 30_000; // it gets through
     if (now !== tag) queueMicrotask(() => onChange?.(progress)); // what it throws does not end this
@@ -240,7 +237,7 @@ export async function follow(id, { url = HOME, token, onChange, onTrouble, signa
       if (round.signal.aborted) wait = 0;
       else if (!(error instanceof AsyncTaskError) || error.final) throw error;
       else {
-        if (now === STREAM) [streams, patience] = [Date.now() + patience, Math.min(2 * patience, 600_000)];
+        if (now === STREAM && Date.now() >= streams) [streams, patience] = [Date.now() + patience, Math.min(2 * patience, 600_000)];
         way = Math.min(POLL, now + 1);
         wait = backoff(error, (failures += 1));
         if (failures > 1) onTrouble?.(error); // the first leads to another way
@@ -272,20 +269,20 @@ const KINDS = ["finish", "failed", "error", "cancelled"];
 const WORDS = {
   en: {
     splitting: "Reading the list", running: "Running", paused: "Paused", finalizing: "Closing", finished: "Finished", cancelled: "Cancelled",
-    rejected: "Not accepted", failed: "refused", error: "errors", refused: "not accepted", task: "Task", row: "Row", list: "List", start: "Start",
-    progress: "Progress", upload: "Upload", lost: "No connection; it is tried again",
+    rejected: "Not accepted", failed: "refused", error: "errors", task: "Task", row: "Row", list: "List", start: "Start",
+    upload: "Upload", lost: "No connection; it is tried again",
     again: "It is not known whether the list was taken. Send it again as it is: it is not taken twice.",
   },
   "zh-CN": {
     splitting: "正在读取列表", running: "运行中", paused: "已暂停", finalizing: "收尾中", finished: "已完成", cancelled: "已取消",
-    rejected: "未接受", failed: "被拒绝", error: "错误", refused: "未接受", task: "任务", row: "行", list: "列表", start: "开始",
-    progress: "进度", upload: "上传", lost: "连接已断开，正在重试",
+    rejected: "未接受", failed: "被拒绝", error: "错误", task: "任务", row: "行", list: "列表", start: "开始",
+    upload: "上传", lost: "连接已断开，正在重试",
     again: "无法确定列表是否已被接收。请原样再次发送：不会重复接收。",
   },
   ja: {
     splitting: "リストを読み取り中", running: "実行中", paused: "一時停止中", finalizing: "終了処理中", finished: "完了", cancelled: "取り消し済み",
-    rejected: "受付不可", failed: "拒否", error: "エラー", refused: "受付不可", task: "タスク", row: "行", list: "リスト", start: "開始",
-    progress: "進捗", upload: "アップロード", lost: "接続が切れました。再試行しています",
+    rejected: "受付不可", failed: "拒否", error: "エラー", task: "タスク", row: "行", list: "リスト", start: "開始",
+    upload: "アップロード", lost: "接続が切れました。再試行しています",
     again: "リストが受け付けられたかどうか分かりません。そのままもう一度送信してください。二重には受け付けられません。",
   },
 };
@@ -295,11 +292,13 @@ const tongue = (node) => {
   return Object.keys(WORDS).find((each) => each.split("-")[0] === wanted) ?? "en";
 };
 
-const said = ({ state, progress: { percent, done }, counts, split }, lang) => {
-  const [words, count] = [WORDS[lang], (n) => n.toLocaleString(lang)];
+const words = (node) => WORDS[tongue(node)];
+
+const said = ({ state, progress: { percent, done }, counts, split }, node) => {
+  const [its, count] = [words(node), (n) => n.toLocaleString(tongue(node))];
   return [
-    words[state] ?? state, percent !== null && `${Math.floor(percent)} %`, counts.total > 0 && `${count(done)} / ${count(counts.total)}`,
-    ...[["failed", counts.failed], ["error", counts.error], ["refused", split.rejected]].map(([kind, n]) => n > 0 && `${words[kind]}: ${count(n)}`),
+    its[state] ?? state, percent !== null && `${Math.floor(percent)} %`, counts.total > 0 && `${count(done)} / ${count(counts.total)}`,
+    ...[["failed", counts.failed], ["error", counts.error], ["rejected", split.rejected]].map(([kind, n]) => n > 0 && `${its[kind]}: ${count(n)}`),
   ].filter(Boolean).join(" · ");
 };
 
@@ -351,7 +350,7 @@ export class AsyncTaskProgress extends Base {
   }
 
   connectedCallback() {
-    this.#bar.ariaLabel ??= WORDS[tongue(this)].progress;
+    this.#bar.ariaLabel ??= words(this).task;
     this.#look();
   }
 
@@ -366,7 +365,7 @@ export class AsyncTaskProgress extends Base {
     if (asked.signal.aborted || !task) return;
     try {
       const onChange = (progress) => asked.signal.aborted || this.#show(progress);
-      const onTrouble = (error) => this.#say(error ? WORDS[tongue(this)].lost : said(this.progress, tongue(this)), "lost");
+      const onTrouble = (error) => this.#say(error ? words(this).lost : said(this.progress, this), "lost");
       this.tell("done", await follow(task, { ...asked, onChange, onTrouble }));
     } catch (error) {
       if (asked.signal.aborted) return;
@@ -377,14 +376,13 @@ export class AsyncTaskProgress extends Base {
 
   #show(progress) {
     const { counts, progress: { percent }, state, split, title, task_id: id } = (this.progress = progress);
-    const lang = tongue(this);
     const all = Math.max(1, counts.total, split.state === "splitting" ? split.planned : 0);
     KINDS.forEach((kind, i) => { this.#bar.children[i].style.width = `${(100 * counts[kind]) / all}%`; });
-    this.#bar.ariaLabel = title || `${WORDS[lang].task} ${id}`;
+    this.#bar.ariaLabel = title || `${words(this).task} ${id}`;
     this.#bar.ariaValueNow = percent;
-    this.#bar.ariaValueText = said(progress, lang);
+    this.#bar.ariaValueText = said(progress, this);
     // A reader of screens hears every tenth, not every row.
-    this.#say(said(progress, lang), `${state} ${Math.floor(percent / 10)}`);
+    this.#say(said(progress, this), `${state} ${Math.floor(percent / 10)}`);
     this.tell("change", progress);
   }
 
@@ -401,8 +399,7 @@ export class AsyncTaskUpload extends Base {
   #file = make("input", { part: "file", type: "file", required: "" });
   #sending = make("progress", { part: "sending", value: 0, hidden: "" });
   #problem = make("div", { part: "problem", role: "alert" });
-  #task = make("asynctask-progress", { part: "progress", exportparts: "bar, fill, finish, failed, error, cancelled, text", hidden: "" });
-
+  #task = make("asynctask-progress", { part: "progress", exportparts: ["bar", "fill", ...KINDS, "text"], hidden: "" });
   #list = make("slot", {});
   #start = make("slot", { name: "button" });
 
@@ -416,11 +413,11 @@ export class AsyncTaskUpload extends Base {
   }
 
   connectedCallback() {
-    const lang = tongue(this);
-    this.#list.textContent = WORDS[lang].list;
-    this.#start.textContent = WORDS[lang].start;
-    this.#sending.ariaLabel = WORDS[lang].upload;
-    for (const node of [this.#list, this.#start, this.#task]) node.lang = lang;
+    const { list, start, upload } = words(this);
+    this.#list.textContent = list;
+    this.#start.textContent = start;
+    this.#sending.ariaLabel = upload;
+    for (const node of [this.#list, this.#start, this.#task]) node.lang = tongue(this);
   }
 
   async #send(event) {
@@ -440,7 +437,7 @@ export class AsyncTaskUpload extends Base {
       this.tell("submitted", task);
     } catch (error) {
       if (asked.signal.aborted) return;
-      this.#problem.append(...problem(error, WORDS[tongue(this)]));
+      this.#problem.append(...problem(error, words(this)));
       this.tell("problem", error);
     } finally {
       this.#sending.hidden = true;
@@ -449,10 +446,10 @@ export class AsyncTaskUpload extends Base {
 }
 
 /** What is wrong, with the first rows. */
-function problem({ message, unknown, problem: told }, words) {
+function problem({ message, unknown, problem: told }, its) {
   const rows = (told?.errors ?? []).slice(0, 10).map((each) =>
-    make("li", {}, [each.row && `${words.row} ${each.row}`, each.column, each.message].filter(Boolean).join(": ")));
-  return [make("p", {}, message, unknown ? ` ${words.again}` : ""), make("ul", {}, ...rows)];
+    make("li", {}, [each.row && `${its.row} ${each.row}`, each.column, each.message].filter(Boolean).join(": ")));
+  return [make("p", {}, message, unknown ? ` ${its.again}` : ""), make("ul", {}, ...rows)];
 }
 
 for (const [name, its] of [["asynctask-progress", AsyncTaskProgress], ["asynctask-upload", AsyncTaskUpload]]) {
