@@ -399,6 +399,9 @@ _FOUND: Final[Mapping[str, Column]] = {
 }  # fmt: skip
 
 
+_ATTEMPTS: Final[Mapping[str, Column]] = {"attempt": "attempt", "began": "at", "process": "process"}
+
+
 @click.command("job", cls=Command)
 @click.argument("job_id")
 @pass_session
@@ -428,6 +431,9 @@ def job(session: Session, job_id: str) -> int:
             "failed next": event["next_failed"],
         }
     )
+    if attempts := [each for each in event["messages"] if "process" in each]:
+        session.out.line()
+        session.out.table(_ATTEMPTS, attempts)
     if event["traceback"] is not None:
         session.out.line()
         for line in event["traceback"].split("\n"):

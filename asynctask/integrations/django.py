@@ -75,7 +75,7 @@ _RAISED: Final = re.compile(r"Raised ([\w.<>]+)\n(.*)", re.DOTALL)
 """The message of an Event with the class and the traceback of what a task raised."""
 
 _UNKNOWN: Final = "unknown"
-"""The process of an attempt that has ended: an Event names only the one that performs it."""
+"""The process of an attempt whose start names none: that of a task that succeeded at once."""
 
 
 class RaisedError(TaskError):  # type: ignore[misc]
@@ -334,8 +334,7 @@ def _outcome(event: Mapping[str, Any]) -> dict[str, Any]:
     errors = [RaisedError(exception_class_path=each[1], traceback=each[2]) for each in found if each]
     if status == TaskResultStatus.FAILED and not errors:  # its process died, or a person cancelled it
         errors = [RaisedError(exception_class_path="asynctask.errors.AsyncTaskError", traceback=messages[-1]["message"])]
-    workers = [_UNKNOWN for _ in {each["attempt"] for each in messages if each["status"] == Status.WORKING}]
-    if status == TaskResultStatus.RUNNING:
-        workers = [*workers[:-1], event["process"] or _UNKNOWN]
+    begun = {each["attempt"]: _UNKNOWN for each in messages if each["status"] == Status.WORKING}
+    workers = [*(begun | {each["attempt"]: each["process"] for each in messages if "process" in each}).values()]
     value = event["result"] if status == TaskResultStatus.SUCCESSFUL else None
     return {"status": status, "errors": errors, "worker_ids": workers, "_return_value": value}

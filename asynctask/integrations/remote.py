@@ -292,7 +292,7 @@ class RemoteTracker:
         if verdict is Begin.DROP:
             return []
         started_at = self._started_at(record)
-        notes = [Note("working", self._ledger.catalogue("working"), started_at), *text]
+        notes = [Note("working", self._ledger.catalogue("working"), started_at, process=self._ledger.holder), *text]
         return [
             Outcome(
                 event.id,

@@ -165,11 +165,15 @@ def loads(text: str | bytes | None) -> Any:
     return None if text is None else orjson.loads(text)
 
 
-def stamp(at: int, status: str, message: str, attempt: int, row: int | None = None) -> dict[str, Any]:
+def stamp(
+    at: int, status: str, message: str, attempt: int, row: int | None = None, process: str | None = None
+) -> dict[str, Any]:
     """One message of ``added_messages``."""
     entry: dict[str, Any] = {"at": rfc3339(at), "status": status, "message": message, "attempt": attempt}
     if row is not None:
         entry["row"] = row
+    if process is not None:
+        entry["process"] = process
     return entry
 
 

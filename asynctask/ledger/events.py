@@ -88,12 +88,13 @@ class Failure:
 
 class Note(NamedTuple):
     """A message for ``added_messages``. ``at``: microseconds, None for the time of writing; ``row``: that of its item in a
-    slice."""
+    slice; ``process``: of the begin of an attempt, the process that performs it."""
 
     status: str
     message: str
     at: int | None = None
     row: int | None = None
+    process: str | None = None
 
 
 @dataclass(slots=True)
@@ -491,7 +492,7 @@ def _values(ledger: Ledger, change: Write, now: int) -> dict[str, Any]:
 
 def _added(messages: str | None, notes: Sequence[Note], attempt: int, now: int) -> str:
     """``added_messages`` with these messages of an attempt appended."""
-    new = [stamp(at or now, status, message, attempt, row) for status, message, at, row in notes]
+    new = [stamp(at or now, status, message, attempt, row, process) for status, message, at, row, process in notes]
     return dumps(append(loads(messages) or (), new))
 
 

@@ -409,7 +409,7 @@ def take(
         return transition._replace(after=transition.after._replace(watched=True))
 
     is_begun = event_id in begun
-    notes = [Note("working", ledger.catalogue("working"))] if is_begun else []
+    notes = [Note("working", ledger.catalogue("working"), process=identity)] if is_begun else []
     return Change(event_id, decide, notes=notes)
 
 

@@ -120,7 +120,10 @@ class ListedEvent(TypedDict):
     items: Annotated[int, "How many items the job has."]
     outcomes: Outcomes
     params: Any
-    added_messages: list[dict[str, Any]]
+    added_messages: Annotated[
+        list[dict[str, Any]],
+        "Each has `at`, `status`, `message` and `attempt`; some the `row` of an item, or the `process` of an attempt.",
+    ]
     messages: Annotated[list[dict[str, Any]], "The same as added_messages, by the name of earlier releases."]
     result: Any
     problem: str | None

@@ -618,7 +618,8 @@ class Tracker:
         # Nobody watches a short job, and no attempt continues from its checkpoint.
         is_short = is_unread and result.kind is Kind.FINISH
         checkpoint = None if attempt.job is None or is_short else attempt.job.take_checkpoint()
-        notes = self._opening(attempt) if attempt.started_at is not None else []
+        is_named = result.kind is not Kind.FINISH or ticket.attempt > 1
+        notes = self._opening(attempt, is_named=is_named) if attempt.started_at is not None else []
         notes += self._closing(result, retry_at, is_sent_again=attempt.next_run is not None)
         is_unread = is_unread and not kind.may_wait and checkpoint is None
         news = _news_of(attempt)
@@ -669,10 +670,12 @@ class Tracker:
             marks=news.marks, failures=news.failures,
         )  # fmt: skip
 
-    def _opening(self, attempt: Attempt) -> list[Note]:
-        """The messages of an attempt that are not recorded yet: that it has begun, and the job's own."""
+    def _opening(self, attempt: Attempt, *, is_named: bool = True) -> list[Note]:
+        """The messages of an attempt that are not recorded yet: that it has begun, and the job's own. The begin names the
+        process if ``is_named``: the millions of jobs that succeed at once take no room for it."""
         is_new = attempt.started_at is not None and attempt.phase in _NOT_NOTED
-        notes = [Note("working", self._working_text, attempt.started_at)] if is_new else []
+        process = self._ledger.holder if is_named else None
+        notes = [Note("working", self._working_text, attempt.started_at, process=process)] if is_new else []
         if attempt.job is not None:
             notes += [Note("working", text, None, row) for text, row in attempt.job.take_messages()]
         return notes

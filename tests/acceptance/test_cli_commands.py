@@ -403,12 +403,25 @@ def test_the_workers_are_listed_with_the_fields_of_their_items(desk: Desk) -> No
 
 
 def test_up_runs_everything_says_where_and_stops_it_all_on_term(desk: Desk) -> None:
-    with desk.started("up", "--port", 0, "-A", "jobs:app", "--json") as up:
-        url = read_document(up)["url"]
+    """With the short flags of ``worker``; and its port is taken then, which others are told with what to do."""
+    flags = ("-p", 2, "-c", 3, "-q", "default", "-q", "slow", "--strict", "-t", 4)
+    with desk.started("up", "--port", 0, "-A", "jobs:app", *flags, "--json") as up:
+        document = read_document(up)
+        url = document["url"]
+        assert document["processes"] == 2
         wait_for(lambda: answers(url + "/readyz"), "readiness")
         assert get(url) == 200
+        wait_for(lambda: desk.registered("worker") == 2, "both workers have started")
+        workers = [each for each in desk.json("processes")["processes"] if each["kind"] == "worker"]
+        assert {(each["concurrency"], tuple(each["queues"])) for each in workers} == {(3, ("default", "slow"))}
+        argv = [line for line in desk.processes().values() if "--queues" in line]
+        assert all("--strict-queues" in line and "--shutdown-s 4.0" in line for line in argv)
+        assert len(argv) == 2
         ended = desk.json("submit", desk.table("products.csv", numbered(5)).name, "--worker", "enrol", "--watch")
         assert ended["counts"]["finish"] == 5
+        port = int(url.rstrip("/").rpartition(":")[2])
+        for command in ("web", "up"):
+            assert "--port" in desk.run(command, "--port", port, code=2).stderr
         up.send_signal(signal.SIGTERM)
         assert up.wait(120) == 0
         assert up.stdout is not None
@@ -432,27 +445,6 @@ def test_several_worker_processes_run_under_one_supervisor(desk: Desk) -> None:
         ended = desk.json("submit", desk.table("products.csv", numbered(9)).name, "--worker", "enrol", "--watch")
         assert ended["counts"]["finish"] == 9
         wait_for(lambda: sum("worker" in line for line in desk.processes().values()) >= 3, "two children")
-
-
-def test_up_takes_the_short_flags_of_worker(desk: Desk) -> None:
-    flags = ("-p", 2, "-c", 3, "-q", "default", "-q", "slow", "--strict", "-t", 4)
-    with desk.started("up", "--port", 0, *flags, "--json") as up:
-        assert read_document(up)["processes"] == 2
-        wait_for(lambda: desk.registered("worker") == 2, "both workers have started")
-        workers = [each for each in desk.json("processes")["processes"] if each["kind"] == "worker"]
-        assert {(each["concurrency"], tuple(each["queues"])) for each in workers} == {(3, ("default", "slow"))}
-        argv = [line for line in desk.processes().values() if "--queues" in line]
-        assert all("--strict-queues" in line and "--shutdown-s 4.0" in line for line in argv)
-        assert len(argv) == 2
-
-
-def test_a_taken_port_is_told_with_what_to_do(desk: Desk) -> None:
-    with desk.started("web", "--port", 0, "--json") as web:
-        url = read_document(web)["url"]
-        port = int(url.rstrip("/").rpartition(":")[2])
-        wait_for(lambda: answers(url.rstrip("/") + "/healthz"), "health")
-        for command in ("web", "up"):
-            assert "--port" in desk.run(command, "--port", port, code=2).stderr
 
 
 def test_a_bad_flag_of_a_worker_is_refused_before_it_starts(desk: Desk) -> None:

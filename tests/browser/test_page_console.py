@@ -121,6 +121,22 @@ def test_an_operator_finds_the_stuck_queue_the_failing_template_and_the_process_
             expect(process.locator(".thread a")).to_have_attribute("href", re.compile(f"/jobs/{event['job_id']}$"))
             expect(page.locator("#functions")).to_contain_text("Enrol a product in the promotion.")
             expect(row(page, "processes", "web ·").get_by_role("button")).to_have_count(0)
+
+            # A rate is set where it is shown; what is refused stays in the field.
+            gated = row(page, "functions", "gated")
+            rate = gated.get_by_label("Rate of gated", exact=True)
+            expect(rate).to_have_value("1000/s")
+            rate.fill("fast")
+            gated.get_by_role("button", name="Set the rate of gated").click()
+            expect(page.locator("#rate-problem")).to_contain_text("write a rate as 5/s")
+            expect(rate).to_have_value("fast")
+            rate.fill("2/s")
+            rate.press("Enter")
+            expect(page.locator("#rate-said")).to_have_text("gated: 2/s from now on, in all processes.")
+            expect(page.locator("#rate-problem")).to_be_hidden()
+            expect(gated).to_contain_text("the code says 1000/s")
+            assert [each["rate"] for each in app.rates.all()] == ["2/s"]
+
             asked(page, process.get_by_role("button", name="Stop…").click, "1 job", "Stop it")
             expect(page.locator("#said")).to_contain_text("stops at its next heartbeat.")
             shop.open_gate(9)

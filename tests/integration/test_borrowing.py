@@ -438,19 +438,19 @@ def test_a_process_whose_checks_get_no_answer_begins_nothing_after_half_a_second
     monkeypatch.setattr(lending, "borrow", failing(borrow))
     with world.working(app, concurrency=1) as launcher:
         monkeypatch.setattr(launcher.borrower._recheck, "_return_surplus", lambda now: None)
-        task = app.submit("brief", numbers(500))
+        task = app.submit("brief", numbers(300))
         wait_for(lambda: len(launcher.pool.jobs) > 200, "many lie ready")
         away.set()
         since = time.monotonic()
         wait_for(lambda: time.monotonic() > since + 2, "two seconds pass")
         count = began(world)
         assert sum(line[0] == "began" and float(line[2]) > since + 0.6 for line in world.shop.lines()) <= 1
-        assert count < 500
+        assert count < 300
         assert len(launcher.pool.jobs) > 100
         away.clear()
-        assert task.wait(120)["counts"]["finish"] == 500
+        assert task.wait(120)["counts"]["finish"] == 300
     assert set(world.shop.performed("began").values()) == {1}
-    world.check_promises(app, [task.id], 500)
+    world.check_promises(app, [task.id], 300)
 
 
 # -- what a borrowed job passes

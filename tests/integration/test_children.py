@@ -19,6 +19,8 @@ from asynctask.task import TaskHandle
 from asynctask.testing import wait_for
 from webapi import create_app
 
+pytestmark = pytest.mark.one_database(reason="who waits for whom is decided above the database")
+
 
 def json_of(response: Any) -> dict[str, Any]:
     found: dict[str, Any] = response.json
@@ -58,6 +60,7 @@ def waiting(task: TaskHandle) -> None:
 # -- the parent of a Task
 
 
+@pytest.mark.each_database(reason="the sums and the close are made in SQL")
 def test_a_list_that_a_job_submits_is_a_child_for_which_its_parent_waits(world: World) -> None:
     app = world.app()
     with world.working(app, concurrency=4):
@@ -83,6 +86,7 @@ def test_a_list_that_a_job_submits_is_a_child_for_which_its_parent_waits(world: 
     assert app.doctor() == []
 
 
+@pytest.mark.each_database(reason="the levels are summed in SQL")
 def test_the_sums_have_all_levels_and_each_level_waits_for_the_next(world: World) -> None:
     app = world.app()
     with world.working(app, concurrency=2):
@@ -138,6 +142,7 @@ def test_the_job_of_another_application_makes_no_child_here(world: World) -> Non
     other.close()
 
 
+@pytest.mark.each_database(reason="parents are locked and counted in SQL")
 def test_levels_numbers_and_sessions_are_limited(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     app = world.app()
     at = root = app.submit("note", numbers(1), session="s", owner="anna")
@@ -195,6 +200,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(method, "__defaults__", (600.0,))
 
 
+@pytest.mark.each_database(reason="rows are found and changed in SQL")
 @pytest.mark.usefixtures("patient")
 def test_pause_and_resume_go_down_but_not_to_what_a_person_paused(world: World) -> None:
     app = world.app()
@@ -226,6 +232,7 @@ def test_a_priority_goes_down(world: World) -> None:
     assert app.doctor() == []
 
 
+@pytest.mark.each_database(reason="rows are found and changed in SQL")
 @pytest.mark.usefixtures("patient")
 def test_a_cancel_goes_down_without_a_worker(world: World) -> None:
     app = world.app()
@@ -254,6 +261,7 @@ def test_a_parent_whose_rows_have_ended_is_cancelled_with_its_children(world: Wo
     assert app.doctor() == []
 
 
+@pytest.mark.each_database(reason="each locks in its own way")
 def test_a_child_ends_while_its_parent_is_cancelled(world: World) -> None:
     """Whichever comes first, all of them are over, and each is closed once."""
     app = world.app()
@@ -272,6 +280,7 @@ def test_a_child_ends_while_its_parent_is_cancelled(world: World) -> None:
     assert app.doctor() == []
 
 
+@pytest.mark.each_database(reason="each locks in its own way")
 def test_children_that_several_threads_submit_to_a_task_that_is_cancelled_are_refused_or_cancelled(world: World) -> None:
     app = world.app()
     task, made, refused = app.submit("note", numbers(1)), list[TaskHandle](), list[Conflict]()
@@ -299,6 +308,7 @@ def test_children_that_several_threads_submit_to_a_task_that_is_cancelled_are_re
 # -- a process that dies in between
 
 
+@pytest.mark.each_database(reason="maintenance finds it in SQL")
 def test_a_process_that_dies_between_the_end_of_a_child_and_the_close_of_its_parent_is_made_good(world: World) -> None:
     app = world.app(lease_s=1.0, heartbeat_s=0.3)
     task = app.submit("spread", lists(1), on_complete={"worker": "told", "args": ["done"]})
@@ -311,6 +321,7 @@ def test_a_process_that_dies_between_the_end_of_a_child_and_the_close_of_its_par
     assert app.doctor() == []
 
 
+@pytest.mark.each_database(reason="each commits and rolls back in its own way")
 @pytest.mark.parametrize("act", ["cancel", "pause"])
 @pytest.mark.parametrize("point", ["before:down:1", "after:down:1", "after:down:2"])
 def test_what_goes_down_arrives_if_the_process_dies(world: World, act: str, point: str) -> None:
@@ -376,6 +387,7 @@ def test_over_http_a_parent_is_given_listed_and_hidden_from_others(world: World)
     assert client.post("/api/tasks", json=body).status_code == 409
 
 
+@pytest.mark.each_database(reason="versions are summed in SQL")
 def test_the_version_and_the_mark_of_a_parent_change_with_its_children(world: World) -> None:
     app = world.app()
     task = app.submit("note", numbers(1))

@@ -19,7 +19,9 @@ from asynctask.task import TaskHandle
 from asynctask.testing import wait_for
 from webapi import create_app
 
-pytestmark = pytest.mark.each_database
+pytestmark = pytest.mark.one_database(
+    reason="a context is a text of the row of its Task, which is read with each job by one join"
+)
 
 CONTEXT = {"seller": 7, "language": "de", "rates": [0.5, 10**20], "note": "über\u0000"}
 
@@ -75,6 +77,7 @@ def of(task: Any, row: int | None, worker: str = "tell", **more: Any) -> Known:
 WITH: dict[str, Any] = {"title": "Spring", "owner": "ann", "context": CONTEXT}
 
 
+@pytest.mark.each_database(reason="each way of a borrow reads it with statements of its own")
 @pytest.mark.parametrize(
     "options", [{}, {"parallel": 1}, {"interval": 0.01}, {"key": "n"}, {"session": "s"}, {"tolerated_failures": 9}], ids=str
 )
@@ -88,6 +91,7 @@ def test_each_job_has_the_context_of_its_list(world: World, options: dict[str, A
     assert task.context == CONTEXT
 
 
+@pytest.mark.each_database(reason="a claim reads it with another statement")
 def test_a_retried_job_and_one_that_is_run_again_have_it_too(world: World) -> None:
     book = Book(world)
     with world.working(book.app):
@@ -98,6 +102,7 @@ def test_a_retried_job_and_one_that_is_run_again_have_it_too(world: World) -> No
     assert book.known == [of(task, 1, attempt=attempt) for attempt in range(1, 6)]
 
 
+@pytest.mark.each_database(reason="lists that are lent together are read by one statement")
 def test_small_lists_that_are_lent_together_keep_apart(world: World) -> None:
     book = Book(world)
     tasks = [book.app.submit("tell", numbers(2), owner=f"o{n}", context={"n": n}) for n in range(5)]
@@ -156,6 +161,7 @@ def test_the_shards_of_an_export_and_its_merge_have_it(world: World) -> None:
     assert app.task(answer["task_id"]).context == CONTEXT
 
 
+@pytest.mark.each_database(reason="a job that arrives through a queue is read with another statement")
 @pytest.mark.parametrize("broker_kind", ["redis"])
 def test_a_job_that_comes_through_redis_has_it(world: World) -> None:
     book = Book(world)

@@ -24,7 +24,7 @@ from asynctask.runtime.execution import Execution
 from asynctask.runtime.pool import STALE_S, StartGate
 from asynctask.testing import Undrained, drain, inline, running, wait_for
 
-pytestmark = pytest.mark.each_database(reason="the ledger's times and loans are made in SQL")
+pytestmark = pytest.mark.one_database(reason="a drain performs what the ledger lends, in another thread than a worker")
 
 OF_THE_TEST: contextvars.ContextVar[str] = contextvars.ContextVar("of_the_test", default="")
 
@@ -77,6 +77,7 @@ def nothing_is_left(app: AsyncTask) -> None:
             assert connection.exec_driver_sql(f"SELECT COUNT(*) FROM {table}").scalar_one() == 0
 
 
+@pytest.mark.each_database(reason="the ledger's times and loans are made in SQL")
 def test_a_list_runs_to_its_end_with_retries_and_callbacks_and_nobody_waits(shop: Shop) -> None:
     rows = [{"n": 1}, {"n": 2, "refused": True}, {"n": 3, "fails": 2}, {"n": 4, "fails": 9}]
     task = shop.app.submit(shop.enroll, rows, on_complete="tell")
@@ -94,6 +95,7 @@ def test_a_list_runs_to_its_end_with_retries_and_callbacks_and_nobody_waits(shop
     nothing_is_left(shop.app)
 
 
+@pytest.mark.each_database(reason="the ledger's times are made in SQL")
 def test_start_times_rounds_and_single_jobs_begin_in_the_order_of_their_times(shop: Shop) -> None:
     soon, later = (datetime.now(UTC) + timedelta(hours=hours) for hours in (2, 9))
     tasks = [
@@ -125,6 +127,7 @@ def test_the_hooks_of_a_worker_process_have_been_called_when_it_returns(shop: Sh
     assert set(shop.done[-3:]) == {"task_finished", "quiet", "shutdown"}
 
 
+@pytest.mark.each_database(reason="lines and sessions are made in SQL")
 def test_slices_sessions_and_keys(shop: Shop) -> None:
     first = shop.app.submit(shop.enroll, [{"n": n, "fails": int(n == 2)} for n in range(5)], chunk_size=3, session="ann")
     second = shop.app.submit(shop.enroll, [{"n": n, "of": "b"} for n in (7, 8)], key="of", session="ann")
@@ -148,6 +151,7 @@ def test_a_machine_that_stands_still_before_a_job_begins_only_delays_it(
     assert drain(shop.app)["finish"] == 2
 
 
+@pytest.mark.each_database(reason="what is held back is chosen in SQL")
 def test_what_a_person_holds_back_stays(shop: Shop) -> None:
     paused = shop.app.submit(shop.enroll, numbers(3), paused=True)
     assert drain(shop.app) == {}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import signal
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import sqlalchemy as sa
@@ -138,6 +139,31 @@ def test_a_job_keeps_the_traceback_and_the_process_of_its_last_error(world: Worl
     assert app.event(event["job_id"])["traceback"] == job["traceback"], "a success keeps the error before it"
     assert task.progress()["retrying_errors"] == []
     assert app.doctor() == []
+
+
+@pytest.mark.each_database(reason="each writes the messages of an attempt in statements of its own")
+def test_each_attempt_names_its_process_even_if_that_was_killed(world: World, cli: Cli) -> None:
+    app = world.app()
+    task = app.submit("gated", numbers(1))
+    victim = world.cli("kill_app", "worker", "-c", "1")
+    ((killed,),) = wait_for(lambda: world.sql("SELECT process FROM events WHERE status = 'working'"), "it is at work")
+    assert f":{victim.pid}:" in killed
+    victim.send_signal(signal.SIGKILL)
+    victim.wait()
+    broken = app.submit("shaky", numbers(1))
+    with world.working(app):
+        wait_for(lambda: world.shop.performed("began")[0] == 2, "it runs again")
+        world.open_gate()
+        assert (task.wait(60)["counts"]["finish"], broken.wait(60)["counts"]["finish"]) == (1, 1)
+    own, client = app.ledger.identity, cast("Any", create_app(app).test_client())
+    for done, processes in ((task, (killed, own)), (broken, (own, own))):
+        (job_id,) = (event["job_id"] for event in done.events())
+        begun = [each for each in client.get(f"/api/jobs/{job_id}").json["messages"] if "process" in each]
+        assert [(each["status"], each["attempt"], each["process"]) for each in begun] == [
+            ("working", attempt, process) for attempt, process in enumerate(processes, 1)
+        ]
+        shown = [line.split() for line in cli(app, "job", job_id).splitlines()]
+        assert all([str(each["attempt"]), each["at"], each["process"]] in shown for each in begun)
 
 
 @pytest.mark.each_database(reason="ends without a retry are written by another statement")

@@ -20,6 +20,8 @@ from asynctask.task import Addition, TaskHandle
 from asynctask.testing import wait_for
 from webapi import create_app
 
+pytestmark = pytest.mark.one_database(reason="which additions are taken is decided above the database")
+
 
 def json_of(response: Any) -> dict[str, Any]:
     found: dict[str, Any] = response.json
@@ -30,6 +32,7 @@ class Page(BaseModel):
     n: int
 
 
+@pytest.mark.each_database(reason="the close is made in SQL")
 def test_it_ends_once_it_is_sealed_and_its_items_have_ended(world: World) -> None:
     app = world.app()
     with world.working(app):
@@ -123,6 +126,7 @@ def test_a_task_that_is_sealed_without_an_item_is_rejected(world: World) -> None
     assert (task.state, task.progress()["state_reason"]) == ("rejected", "no_items")
 
 
+@pytest.mark.each_database(reason="rows are numbered in SQL")
 def test_a_longer_list_opens_once_it_is_split(world: World) -> None:
     app = world.app()
     task = app.submit("note", iter(numbers(1_500)), open=True)
@@ -150,6 +154,7 @@ def test_nothing_is_added_while_the_list_of_the_submission_is_read(world: World)
     assert len(told) == 2
 
 
+@pytest.mark.each_database(reason="keys are unique in SQL")
 def test_the_same_key_adds_once(world: World) -> None:
     app = world.app()
     task = app.submit("note", [], open=True)
@@ -175,7 +180,6 @@ def test_limits_count_all_additions(world: World) -> None:
     assert task.counts["total"] == 5
 
 
-@pytest.mark.one_database(reason="validation is the same on each database")
 def test_an_addition_is_one_transaction_of_limited_size(world: World) -> None:
     app = world.app()
     task = app.submit("note", [], open=True)
@@ -186,7 +190,6 @@ def test_an_addition_is_one_transaction_of_limited_size(world: World) -> None:
     assert task.counts["total"] == 0
 
 
-@pytest.mark.one_database(reason="validation is the same on each database")
 @pytest.mark.parametrize(
     "options", [{"strict": True}, {"chunk_size": 5}, {"chunk_size": "auto"}, {"open": None, "open_limit_s": 5.0}], ids=str
 )
@@ -212,6 +215,7 @@ def test_a_paused_task_takes_additions_and_resumes_open(world: World) -> None:
         assert task.wait(60)["state"] == State.FINISHED
 
 
+@pytest.mark.each_database(reason="its time is compared in SQL")
 def test_a_task_that_nobody_adds_to_says_so_and_is_sealed(world: World) -> None:
     app = world.app()
     task = app.submit("note", numbers(1), open=True, open_limit_s=86_400)
@@ -250,6 +254,7 @@ def test_jobs_add_to_their_own_task(world: World) -> None:
     assert app.doctor() == []
 
 
+@pytest.mark.each_database(reason="lines are made in SQL")
 def test_later_tasks_of_a_key_wait_for_the_seal(world: World) -> None:
     app = world.app()
     with world.working(app, concurrency=4):
@@ -284,6 +289,7 @@ def together(*acts: Callable[[], Any]) -> list[Any]:
     return results
 
 
+@pytest.mark.each_database(reason="each locks in its own way")
 def test_additions_at_once_have_rows_of_their_own(world: World) -> None:
     app = world.app()
     task = app.submit("note", [], open=True)
@@ -293,6 +299,7 @@ def test_additions_at_once_have_rows_of_their_own(world: World) -> None:
     assert app.doctor() == []
 
 
+@pytest.mark.each_database(reason="each locks in its own way")
 def test_the_same_key_at_once_adds_once(world: World) -> None:
     app = world.app()
     task = app.submit("note", [], open=True)
@@ -301,6 +308,7 @@ def test_the_same_key_at_once_adds_once(world: World) -> None:
     assert task.counts["total"] == 2
 
 
+@pytest.mark.each_database(reason="each locks in its own way")
 def test_an_addition_against_the_seal_is_whole_or_refused(world: World) -> None:
     app = world.app()
     with world.working(app, concurrency=2):
@@ -313,6 +321,7 @@ def test_an_addition_against_the_seal_is_whole_or_refused(world: World) -> None:
     assert app.doctor() == []
 
 
+@pytest.mark.each_database(reason="each locks in its own way")
 def test_an_addition_against_the_end_of_the_last_row_is_never_lost(world: World) -> None:
     app = world.app()
     with world.working(app, concurrency=2):
@@ -324,6 +333,7 @@ def test_an_addition_against_the_end_of_the_last_row_is_never_lost(world: World)
     assert app.doctor() == []
 
 
+@pytest.mark.each_database(reason="each commits and rolls back in its own way")
 @pytest.mark.parametrize("point", ["before", "after"])
 def test_a_job_that_is_killed_while_it_adds_adds_once(world: World, point: str) -> None:
     """A kill -9 of the job's process on either side of the commit of its addition, before its answer. The row of the job
@@ -334,7 +344,7 @@ def test_a_job_that_is_killed_while_it_adds_adds_once(world: World, point: str) 
     assert world.run(str(SUPPORT / "adding_worker.py"), KILL=point) == -9, world.said()
     assert task.progress()["done"] is False
     assert task.counts["total"] == (1 if point == "before" else 4)
-    other = world.spawn(str(SUPPORT / "adding_worker.py"), KILL="never")
+    other = world.fork(str(SUPPORT / "adding_worker.py"), KILL="never")
     wait_for(lambda: task.counts["finish"] == 4, "the job runs again, and what it added", 120)
     task.seal()
     assert task.wait(60)["counts"]["total"] == 4
@@ -343,7 +353,6 @@ def test_a_job_that_is_killed_while_it_adds_adds_once(world: World, point: str) 
     assert app.doctor() == []
 
 
-@pytest.mark.one_database(reason="the request is the same on each database")
 def test_it_over_http(world: World) -> None:
     app = world.app()
     client = create_app(app).test_client()
@@ -370,6 +379,7 @@ def test_it_over_http(world: World) -> None:
     assert client.post("/api/tasks", json=strict).status_code == 422
 
 
+@pytest.mark.each_database(reason="rows are deleted by statements of their own")
 def test_additions_go_with_their_task(world: World) -> None:
     app = world.app()
     task = app.submit("note", [], open=True)

@@ -97,6 +97,8 @@ def test_what_is_written_unread_is_what_would_be_written_of_what_was_read(world:
     recorder.flush_all()
     assert rows(world, again) == unread
     assert {row[0] for row in unread} == {"finish", "failed", "error"}
+    begins = {(row[0], row[-1][0].get("process")) for row in unread}
+    assert begins == {("finish", None), ("failed", app.ledger.identity), ("error", app.ledger.identity)}
     counts = app.task(again).progress()["counts"]
     assert counts == {**counts, "finish": 20, "failed": 10, "error": 10, "enqueue": 0}
     assert doctor.examine(app.ledger, task_ids=[again]) == []

@@ -248,6 +248,7 @@ class EngineConformance(ABC):
                 error, frames = job["last_error"], [line for line in job["traceback"].split("\n") if line[:7] == "  File "]
                 assert (error["code"], error["message"]) == ("raised", "ValueError: broken")
                 assert error["process"] in {each["identity"] for each in engine.app.operations.processes()}
+                assert error["process"] in {each.get("process") for each in job["messages"]}
                 assert job["traceback"].endswith("\nValueError: broken")
                 assert frames[-1].endswith(", in act")
                 assert len(frames) <= 2, "the function that the engine knows, and this one"

@@ -33,7 +33,7 @@ def enroll(item: Product) -> dict[str, str]:
     return {"enrolled": item.sku}
 
 
-@app.worker(retry=0)
+@app.worker(retry=0, rate="1000/s")
 def gated(item: Product) -> None:
     """Do it once the gate is as far as this product's quantity."""
     gate, pause = Path(os.environ["GATE"]), threading.Event()

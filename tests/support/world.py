@@ -331,12 +331,14 @@ class World:
     def cli(self, module: str, *words: str, **environ: str) -> Started:
         """A command of the command line, on the application in a module of ``support``.
 
-        A ``worker`` is the worker process itself, as if the test were its supervisor; with ``-p`` it has one of its own.
+        It is forked, but for a web server and a supervisor (``-p``), which are started as users start them. A ``worker``
+        without ``-p`` is the worker process itself, as if the test were its supervisor.
         """
         command = ("-m", "asynctask", "-A", f"support.{module}:app", *words)
-        if words[0] == "worker" and "-p" not in words:
-            return self.fork(*command, **{LIFELINE: str(self._lifeline[0]), **environ})
-        return self.spawn(*command, **environ)
+        if words[0] == "web" or "-p" in words:
+            return self.spawn(*command, **environ)
+        lifeline = {LIFELINE: str(self._lifeline[0])} if words[0] == "worker" else {}
+        return self.fork(*command, **lifeline, **environ)
 
     def said(self, log: str = "child.log") -> str:
         """What the children said."""

@@ -92,18 +92,17 @@ function attempts(job) {
   for (const m of job.messages) {
     if (m.row !== undefined || typeof m.at !== "string") continue; // of an item of a slice
     if (m.status === "working") {
-      if (now !== null) continue; // a word of the job itself
-      now = { number: m.attempt, since, began: m.at, ended: null, status: "working" };
+      if (now !== null) { // a word of the job itself, or its engine has delivered it to another process
+        now.process = m.process ?? now.process;
+        continue;
+      }
+      now = { number: m.attempt, since, began: m.at, ended: null, status: "working", process: m.process };
       found.push(now);
     } else if (now !== null) {
       Object.assign(now, { ended: m.at, status: m.status });
       [since, now] = [m.at, null];
     }
   }
-  const last = found.at(-1);
-  if (last && job.status === "working") last.process = job.process;
-  const broken = found.findLast((each) => each.status === "error");
-  if (broken && job.last_error !== null) broken.process = job.last_error.process;
   return found;
 }
 

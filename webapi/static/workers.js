@@ -1,6 +1,6 @@
 // The worker processes, with a square for each thread, and the rates of the registered functions.
 
-import { Poller, call } from "./api.js";
+import { Poller, attempt, call } from "./api.js";
 import { doing, jobLink } from "./console.js";
 import { $, $$, drawBadge, el, moment, rowsOf, setText, show, user } from "./dom.js";
 import { filled, t, tn } from "./i18n.js";
@@ -138,24 +138,57 @@ const poller = new Poller(card.dataset.processes, {
   },
 }).start();
 
-// -- The registered functions: their limits as they are now ------------------------------------------------------------
+// -- The registered functions: their limits as they are now, which an operator sets ------------------------------------
 
 const limited = $$("#functions [data-limit]");
 
-if (limited.length > 0) {
-  new Poller(card.dataset.rates, {
-    every: 5000,
-    has: "rates",
-    onData({ rates }) {
-      for (const cell of limited) {
-        const limit = rates.find(({ name }) => name === cell.dataset.limit);
-        if (limit === undefined) continue;
-        const parts = [limit.rate];
-        if (limit.rate !== limit.declared) parts.push(t("the code says {rate}", { rate: limit.declared }));
-        if (limit.workers.length > 1) parts.push(t("shared by {n} functions", { n: count(limit.workers.length) }));
-        if (limit.next_at) parts.push(t("next start {time}", { time: ago(limit.next_at) }));
-        setText(cell, parts.join(t("; ")));
-      }
-    },
-  }).start();
+/** What there is to say of a limit beside its rate. */
+function about(limit) {
+  const parts = [];
+  if (limit.rate !== limit.declared) parts.push(t("the code says {rate}", { rate: limit.declared }));
+  if (limit.workers.length > 1) parts.push(t("shared by {n} functions", { n: count(limit.workers.length) }));
+  if (limit.next_at) parts.push(t("next start {time}", { time: ago(limit.next_at) }));
+  return parts;
 }
+
+function drawLimit(cell, limit) {
+  if (!mayOperate) {
+    setText(cell, [limit.rate, ...about(limit)].join(t("; ")));
+    return;
+  }
+  if ($("form", cell) === null) cell.replaceChildren(setter(limit.name), el("small", { class: "below" }));
+  const field = $("input", cell);
+  if (field.value === field.defaultValue) field.value = limit.rate; // else somebody is typing
+  field.defaultValue = limit.rate;
+  setText($("small", cell), about(limit).join(t("; ")));
+}
+
+function setter(limit) {
+  const field = el("input", { type: "text", required: true, maxlength: 32, autocomplete: "off", spellcheck: "false", "aria-label": t("Rate of {limit}", { limit }) });
+  const button = el("button", { class: "ghost", "aria-label": t("Set the rate of {limit}", { limit }) }, t("Set"));
+  const form = el("form", { class: "rate" }, field, button);
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    setText($("#rate-said"), "");
+    const done = await attempt($("#rate-problem"), button, async () => {
+      const now = await call(`${card.dataset.rates}/${encodeURIComponent(limit)}`, { method: "PATCH", body: { rate: field.value.trim() }, has: "rate" });
+      field.value = field.defaultValue = now.rate;
+    });
+    if (!done) return;
+    setText($("#rate-said"), t("{limit}: {rate} from now on, in all processes.", { limit, rate: field.value }));
+    rates.now();
+  });
+  return form;
+}
+
+const rates = new Poller(card.dataset.rates, {
+  every: 5000,
+  has: "rates",
+  onData({ rates: found }) {
+    for (const cell of limited) {
+      const limit = found.find(({ name }) => name === cell.dataset.limit);
+      if (limit !== undefined) drawLimit(cell, limit);
+    }
+  },
+});
+if (limited.length > 0) rates.start();
