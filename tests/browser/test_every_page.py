@@ -1,5 +1,6 @@
 """Every page, on a server where nothing has happened and on one whose texts are attacks and 500 of whose rows failed:
-it is small, accessible in light, in the dark and on a phone, fits its window, and runs nothing that somebody sent."""
+it is small, accessible in light, in the dark and on a phone, fits its window, and runs nothing that somebody sent. In
+another language it has no English words but those of names and of users."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from urllib.parse import quote
 
 import pytest
 from playwright.sync_api import FilePayload, Page, ViewportSize, expect
-from support.browser import PATIENCE_MS
+from support.browser import PATIENCE_MS, left_in_english
 from support.hostile import EVIL, NAME
 from support.serving import Shop, get
 from support.webshop import calls
@@ -47,10 +48,10 @@ _BYTES = """() => [...performance.getEntriesByType("navigation"), ...performance
 
 
 @contextmanager
-def unprotected(browser: Any) -> Iterator[Page]:
+def unprotected(browser: Any, language: str) -> Iterator[Page]:
     """A page whose policy is not enforced: what gets into it as markup runs. A dialog, or an error, fails the test."""
     faults: list[str] = []
-    with closing(browser.new_context(bypass_csp=True, viewport=LIGHT)) as context:
+    with closing(browser.new_context(bypass_csp=True, viewport=LIGHT, locale=language)) as context:
         context.set_default_timeout(PATIENCE_MS)
         context.add_init_script("window.alert = (what) => console.error(`attack ${what}`)")
         page = context.new_page()
@@ -128,14 +129,15 @@ def test_every_page_is_small_accessible_and_runs_nothing_that_somebody_sent(brow
         shop.worker(),
         shop.web() as (_, said),
         closing(AsyncTask(environ=shop.environ)) as app,
-        unprotected(browser) as page,
+        unprotected(browser, "en") as page,
+        unprotected(browser, "ja") as japanese,
     ):
         url, wrong = said["url"].rstrip("/"), list[str]()
         for path in pages_of(app, 1, "none"):
             wrong += look(page, url + path, everywhere=False)
         task, job = filled(page, url, app)
         evil = quote(EVIL, safe="")
-        for path in (
+        paths = (
             *pages_of(app, task, job),
             *(f"/tasks/{task}#{tab}" for tab in ("problems", "rejected", "activity", "settings")),
             *(f"/failures?list={each}" for each in ("retries", "dead", "scheduled")),
@@ -145,6 +147,10 @@ def test_every_page_is_small_accessible_and_runs_nothing_that_somebody_sent(brow
             f"/?owner={evil}",
             f"/nowhere/{evil}",
             f"/jobs/{evil}",
-        ):
+        )
+        for path in paths:
             wrong += look(page, url + path)
+        for path in paths:
+            settled(japanese, url + path)
+            wrong += [f"{path}: {text}" for text in left_in_english(japanese)]
         assert wrong == []

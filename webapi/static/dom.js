@@ -1,7 +1,7 @@
 // Building and filling elements. Data goes in as text only: nothing here, or anywhere, sets innerHTML.
 
 import { parts, t } from "./i18n.js";
-import { ago, when } from "./words.js";
+import { ago, heard, when } from "./words.js";
 
 export const $ = (selector, root = document) => root.querySelector(selector);
 export const $$ = (selector, root = document) => [...root.querySelectorAll(selector)];
@@ -19,6 +19,23 @@ export function el(tag, attributes = {}, ...children) {
 
 /** Text of users: in its own direction, whatever surrounds it. */
 export const user = (value, attributes = {}) => el("span", { dir: "auto", class: "user", ...attributes }, String(value ?? ""));
+
+/** What the server says in English alone. */
+export const english = (text) => el("span", { lang: "en", dir: "auto", class: "user" }, text);
+
+/** Shows a message of an Event: our words in the reader's language, the application's as they are. */
+export function drawTold(node, message) {
+  if (node.dataset.told === message) return; // what somebody has selected stays
+  node.dataset.told = message;
+  const [text, own] = heard(message);
+  node.replaceChildren(...text.split("{0}").flatMap((part, i) => (i ? [user(own), part] : [part])).filter((part) => part !== ""));
+}
+
+export function told(message) {
+  const node = el("span");
+  drawTold(node, message);
+  return node;
+}
 
 /** A moment: how long ago, or in how long, kept fresh by frame.js, with the exact time as its title. */
 export const moment = (text) => (text ? freshen(el("time", { datetime: text, title: when(text) })) : "–");
@@ -138,7 +155,7 @@ export function drawBar(bar, segments, { percent, text }) {
 }
 
 /**
- * A problem (RFC 9457, and `lang`, its language) with its bad rows as a table, put into `box`; null takes it away. Of a text whose encoding is in
+ * A problem (RFC 9457, and `lang`, its language, and `english`, its details in English) with its bad rows as a table, put into `box`; null takes it away. Of a text whose encoding is in
  * doubt each likely one is a button, and so is each other sheet of a workbook refused for the one that was read; it calls
  * `onChoice` with the option's name and value.
  */
@@ -147,6 +164,7 @@ export function showProblem(box, problem, onChoice = null) {
   show(box, problem !== null);
   if (problem === null) return;
   box.append(el("p", {}, el("strong", {}, user(problem.detail, { lang: problem.lang }))));
+  if (problem.english) box.append(el("p", {}, english(problem.english)));
   const errors = (problem.errors || []).filter((e) => e.row !== null || e.column !== null);
   if (errors.length) box.append(errorTable(errors, problem.errors_total ?? errors.length));
   if (onChoice && problem.suggestions?.length) box.append(encodings(problem.suggestions, onChoice));

@@ -1,12 +1,12 @@
 // A Task's own page: its bar, what is to be done next, its rows and its settings. Everything moves without a reload.
 
 import { Poller, attempt, call, check, linked, upload } from "./api.js";
-import { $, $$, drawBadge, drawBar, drawFacts, el, leave, moment, redraw, setText, show, showProblem, sure, user } from "./dom.js";
+import { $, $$, drawBadge, drawBar, drawFacts, el, english, leave, moment, redraw, setText, show, showProblem, sure, user } from "./dom.js";
 import { sparkline } from "./chart.js";
 import { language, parts, t, tn } from "./i18n.js";
 import { Pages, Rows, columnsOf, kind, line, place, reasons } from "./rows.js";
 import {
-  CALLBACKS, CALLED, COUNTS, KNOBS, ROWS, SHARDS, WAITS, badge, changes, count, duration, left, logged, nextStep, pace, percent, rate, reached, rows, saidBy, segments,
+  CALLBACKS, CALLED, COUNTS, KNOBS, ROWS, SHARDS, WAITS, badge, changes, count, duration, left, listed, logged, nextStep, pace, percent, rate, reached, rows, saidBy, segments,
   sentence, turned,
 } from "./words.js";
 
@@ -72,7 +72,7 @@ function drawHead(p) {
 
 /** A reason in the reader's language; the API's own words, with what mends it, are English. */
 function standing({ code, message, mend }) {
-  const said = el("span", { lang: "en", dir: "auto", class: "user" }, `${message}: ${mend}.`);
+  const said = english(`${message}: ${mend}.`);
   return el("li", {}, ...(language === "en" || !(code in WAITS) ? [said] : [WAITS[code], " ", said]));
 }
 
@@ -303,7 +303,7 @@ const facts = (p) => [
   [t("Worker"), p.worker], [t("In flight, about"), count(p.control.in_flight)], [t("Submitted"), moment(p.created_at)], [t("Began"), moment(p.started_at)],
   [t("Ended"), moment(p.finished_at)], [t("Waiting for another try"), count(p.retrying)],
   ...(knobs ? [] : settings(p)),
-  ...p.callbacks.map((each) => [CALLBACKS[each.name], `${each.worker}: ${CALLED[each.status] ?? t("not called")}`]),
+  ...p.callbacks.map((each) => [CALLBACKS[each.name], `${each.worker}${t(": ")}${CALLED[each.status] ?? t("not called")}`]),
 ];
 
 /** The knobs of a Task, for those who may not turn them. */
@@ -413,7 +413,7 @@ async function loadChildren(p) {
   const page = await call(`${document.body.dataset.api}?parent=${id}&limit=${CHILDREN}`, { has: "tasks" });
   $("#children").replaceChildren(...page.tasks.map((each) => el("li", {},
     el("span", { class: "grow" }, link(each.task_id), " ", user(each.title || each.worker)),
-    el("span", { class: "quiet" }, `${percent(each)}, ${badge(each)[0]}`))));
+    el("span", { class: "quiet" }, listed([percent(each), badge(each)[0]])))));
 }
 
 correct?.addEventListener("submit", (event) => {
@@ -576,7 +576,7 @@ async function loadGroups(p) {
 }
 
 /** One of the messages of a group that shows what they have in common. */
-const instance = (g) => (saidBy(g) === g.message ? null : el("p", { class: "quiet" }, parts("For instance: {message}", { message: user(g.message) })));
+const instance = (g) => (g.count === 1 || g.template === g.message ? null : el("p", { class: "quiet" }, parts("For instance: {message}", { message: user(g.message) })));
 
 /** Some of the rows of a group; the first leads to its job. */
 function samples(g) {
