@@ -1,5 +1,5 @@
 """The texts of the pages in the reader's language: the English sentence is the key, its translations are in
-``static/locales``, where the pages' modules read them, too. What the API says in English alone is translated by its code."""
+``static/locales``, where the pages' modules read them, too. What the API says in English alone is there by its code."""
 
 from __future__ import annotations
 

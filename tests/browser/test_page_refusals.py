@@ -322,7 +322,9 @@ SAME = pytest.mark.full(reason="every language has every sentence: tests/unit/te
         ),
     ],
 )
-def test_ends_are_said_in_the_readers_language(browser: Any, web_alone: str, locale: str, lost: str, over: str, gone: str) -> None:
+def test_ends_are_said_in_the_readers_language(
+    browser: Any, web_alone: str, locale: str, lost: str, over: str, gone: str
+) -> None:
     page = browser.new_context(locale=locale).new_page()
     page.goto(submit(web_alone, "OK-1"))
     page.route("**/pause", lambda route: route.abort())

@@ -86,7 +86,9 @@ def hand_in(page: Any, url: str, file: Path, worker: str, **fields: str) -> None
     start.click()
 
 
-NAMES = re.compile(r"AsyncTask|API|Webhook|URL|JSON|JavaScript|KiB|MiB|GiB|UTC|GMT|xlsx|csv|[wW]orker")
+NAMES = re.compile(
+    r"AsyncTask|API|Webhook|URL|JSON|JavaScript|KiB|MiB|GiB|UTC|GMT|SKU-123|xlsx?|ods|[ct]sv|(nd)?json|[wW]orker"
+)
 """Words that are the same in every language of the pages, and `worker` in Chinese."""
 
 LATIN = re.compile(r"[A-Za-z]{3,}")
@@ -100,10 +102,8 @@ _TEXTS = """(own) => {
   }
   return found;
 }"""
-_OWN = ", ".join(
-    ["script", "noscript", "code", "kbd", "pre", "bdi", "[lang=en]", "#zone", "#encoding", "[dir=auto]:not(#activity td:nth-child(3) *)"]
-)
-"""What has words of users, names or English; but an entry of the log is a sentence of the page."""
+_OWN = "script, noscript, code, kbd, pre, bdi, [lang=en], #zone, #encoding, [dir=auto]"
+"""What has words of users, names or English."""
 
 
 def left_in_english(page: Any, *names: str) -> list[str]:

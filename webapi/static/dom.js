@@ -20,6 +20,9 @@ export function el(tag, attributes = {}, ...children) {
 /** Text of users: in its own direction, whatever surrounds it. */
 export const user = (value, attributes = {}) => el("span", { dir: "auto", class: "user", ...attributes }, String(value ?? ""));
 
+/** A text of words.js with texts of users in it, each in its own direction. */
+export const mixed = (text) => text.split(/\u2068(.*?)\u2069/s).map((part, i) => (i % 2 ? user(part) : part));
+
 /** What the server says in English alone. */
 export const english = (text) => el("span", { lang: "en", dir: "auto", class: "user" }, text);
 

@@ -1,7 +1,7 @@
 // A Task's own page: its bar, what is to be done next, its rows and its settings. Everything moves without a reload.
 
 import { Poller, attempt, call, check, linked, upload } from "./api.js";
-import { $, $$, drawBadge, drawBar, drawFacts, el, english, leave, moment, redraw, setText, show, showProblem, sure, user } from "./dom.js";
+import { $, $$, drawBadge, drawBar, drawFacts, el, english, leave, mixed, moment, redraw, setText, show, showProblem, sure, user } from "./dom.js";
 import { sparkline } from "./chart.js";
 import { language, parts, t, tn } from "./i18n.js";
 import { Pages, Rows, columnsOf, kind, line, place, reasons } from "./rows.js";
@@ -608,7 +608,7 @@ async function loadLog(p) {
   show($("#activity-box"), log.length > 0);
   redraw($("#activity tbody"), $("#panel-activity"), () => $("#activity tbody").replaceChildren(...log.map((entry) =>
     el("tr", {}, el("td", {}, moment(entry.at)), el("td", {}, user(entry.who || "–")),
-      el("td", {}, user(logged(entry, of))), el("td", {}, mayControl && undo(entry))))));
+      el("td", {}, mixed(logged(entry, of))), el("td", {}, mayControl && undo(entry))))));
   told = now;
 }
 

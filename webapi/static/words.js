@@ -25,6 +25,9 @@ export const listed = (each) => each.join(t(", "));
 /** A name and what it says: "Paused: 3 refused"; the name alone where it says nothing. */
 const labelled = (name, text) => (text === "" ? name : name + t(": ") + text);
 
+/** A text of users in one of ours, between marks for its own direction: `mixed` of dom.js makes an element of it. */
+const own = (text) => `\u2068${String(text).replace(/[\u2066-\u2069]/g, "")}\u2069`;
+
 /** Sentences one after the other, without those that are empty. */
 export const sentences = (...each) => each.filter(Boolean).join(language === "en" ? " " : "");
 
@@ -285,36 +288,40 @@ const DONE = {
 
 /** The details of an entry; "" for those that the entry says otherwise, or that are for programs. */
 const DETAILS = {
-  title: (text) => labelled(t("Title"), text), worker: (name) => labelled(t("Worker"), name), owner: (name) => labelled(t("Owner"), name),
+  title: (text) => labelled(t("Title"), text && own(text)), worker: (name) => labelled(t("Worker"), own(name)), owner: (name) => labelled(t("Owner"), own(name)),
   accepted: (n) => t("{n} accepted", { n: count(n) }), rejected: (n) => t("{n} not accepted", { n: count(n) }),
   after_row: (n) => (n > 0 ? t("after row {row}", { row: count(n) }) : ""), failed: (n) => t("{n} refused", { n: count(n) }),
-  error: (n) => tn("{n} error", "{n} errors", n), tolerated_failures: (value) => labelled(KNOBS.tolerated_failures, knobValue(value)),
-  generation: (n) => (n > 1 ? t("run {n}", { n: count(n) }) : ""), jobs, first: (job) => t("the first is {job}", { job }), callbacks: () => "",
+  error: (n) => tn("{n} error", "{n} errors", n), tolerated_failures: (value) => labelled(KNOBS.tolerated_failures, knobValue("tolerated_failures", value)),
+  generation: (n) => (n > 1 ? t("run {n}", { n: count(n) }) : ""), jobs, first: (job) => t("the first is {job}", { job: own(job) }), callbacks: () => "",
   expires_at: (time) => t("valid until {time}", { time: when(time) }), with_task: (task) => t("with Task {task}", { task }),
   reason: (text) => ({ ...WAITS, open_limit: t("Nobody added anything in time.") }[text] ?? because(text)), message: () => "", text: () => "",
 };
 
-export const knobValue = (value) => (value === null || value === undefined || value === "" ? t("none") : String(value));
+function knobValue(name, value) {
+  if (value === null || value === undefined || value === "") return t("none");
+  if (name === "title") return own(value);
+  return name === "start_at" ? when(value) : String(value);
+}
 
 /** A knob that was turned: "Priority: 0 → 5". */
-export const turned = (name, before, after) => t("{knob}: {before} → {after}", { knob: KNOBS[name], before: knobValue(before), after: knobValue(after) });
+export const turned = (name, before, after) => t("{knob}: {before} → {after}", { knob: KNOBS[name], before: knobValue(name, before), after: knobValue(name, after) });
 
 /** The knobs that an entry of the log changed: [name, old value, new value]. */
 export const changes = ({ action, detail }) => (action !== "changed" || detail === null ? [] :
   Object.entries(detail).filter(([name, pair]) => name in KNOBS && Array.isArray(pair)).map(([name, [before, after]]) => [name, before, after]));
 
-/** What an entry of the log says. */
+/** What an entry of the log says, with texts of users as `own`. */
 export function logged(entry, of = ROWS) {
   const knobs = changes(entry).map((each) => turned(...each));
   if (knobs.length) return knobs.join(t("; "));
   const { action, detail } = entry;
   if (action === "retried") {
     const { statuses = [], message, limit, rows: chosen } = detail ?? {};
-    const which = [statuses.map((each) => STATUSES[each] ?? each).join(t(", ")), message, chosen && of(chosen), limit && t("at most {rows}", { rows: of(limit) })];
+    const which = [statuses.map((each) => STATUSES[each] ?? each).join(t(", ")), message && own(message), chosen && of(chosen), limit && t("at most {rows}", { rows: of(limit) })];
     return t("Run again: {which}", { which: which.filter(Boolean).join(t("; ")) });
   }
   const more = Object.entries(detail ?? {}).filter(([, value]) => value !== null && typeof value !== "object")
-    .map(([name, value]) => (name in DETAILS ? DETAILS[name](value) : `${name.replaceAll("_", " ")} ${value}`));
+    .map(([name, value]) => (name in DETAILS ? DETAILS[name](value) : own(`${name.replaceAll("_", " ")} ${value}`)));
   return labelled(DONE[action] ?? action, listed(more.filter(Boolean)));
 }
 
