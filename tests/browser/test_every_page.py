@@ -150,7 +150,10 @@ def test_every_page_is_small_accessible_and_runs_nothing_that_somebody_sent(brow
         )
         for path in paths:
             wrong += look(page, url + path)
-        for path in paths:
+        file = FilePayload(name="list.csv", mimeType="text/csv", buffer=b"no,header\n1,2\n")
+        assert page.request.post(f"{url}/api/tasks", multipart={"worker": NAME, "file": file}).status == 422
+        (refused,) = get(f"{url}/api/tasks?limit=1")["tasks"]
+        for path in (*paths, f"/tasks/{refused['task_id']}#activity"):
             settled(japanese, url + path)
             wrong += [f"{path}: {text}" for text in left_in_english(japanese, "night")]
         assert wrong == []

@@ -87,7 +87,7 @@ def hand_in(page: Any, url: str, file: Path, worker: str, **fields: str) -> None
 
 
 NAMES = re.compile(
-    r"AsyncTask|API|Webhook|URL|JSON|JavaScript|KiB|MiB|GiB|UTC|GMT|SKU-123|xlsx?|ods|[ct]sv|(nd)?json|[wW]orker"
+    r"AsyncTask|API|Webhook|URL|JSON|JavaScript|KiB|MiB|GiB|UTC|GMT|SKU-123|xlsx?|ods|CSV|[ct]sv|(nd)?json|[wW]orker"
 )
 """Words that are the same in every language of the pages, and `worker` in Chinese."""
 

@@ -1,7 +1,7 @@
 // Building and filling elements. Data goes in as text only: nothing here, or anywhere, sets innerHTML.
 
 import { parts, t } from "./i18n.js";
-import { ago, heard, when } from "./words.js";
+import { ago, when } from "./words.js";
 
 export const $ = (selector, root = document) => root.querySelector(selector);
 export const $$ = (selector, root = document) => [...root.querySelectorAll(selector)];
@@ -20,23 +20,21 @@ export function el(tag, attributes = {}, ...children) {
 /** Text of users: in its own direction, whatever surrounds it. */
 export const user = (value, attributes = {}) => el("span", { dir: "auto", class: "user", ...attributes }, String(value ?? ""));
 
-/** A text of words.js with texts of users in it, each in its own direction. */
-export const mixed = (text) => text.split(/\u2068(.*?)\u2069/s).map((part, i) => (i % 2 ? user(part) : part));
-
 /** What the server says in English alone. */
 export const english = (text) => el("span", { lang: "en", dir: "auto", class: "user" }, text);
 
-/** Shows a message of an Event: our words in the reader's language, the application's as they are. */
-export function drawTold(node, message) {
-  if (node.dataset.told === message) return; // what somebody has selected stays
-  node.dataset.told = message;
-  const [text, own] = heard(message);
-  node.replaceChildren(...text.split("{0}").flatMap((part, i) => (i ? [user(own), part] : [part])).filter((part) => part !== ""));
+const PARTS = { "\u2066": english, "\u2068": user };
+
+/** Shows a text of words.js, with an element for each part of it between marks. */
+export function drawMixed(node, text) {
+  if (node.dataset.mixed === text) return; // what somebody has selected stays
+  node.dataset.mixed = text;
+  node.replaceChildren(...text.split(/([\u2066\u2068].*?\u2069)/s).map((part) => PARTS[part[0]]?.(part.slice(1, -1)) ?? part));
 }
 
-export function told(message) {
-  const node = el("span");
-  drawTold(node, message);
+export function mixed(tag, text) {
+  const node = el(tag);
+  drawMixed(node, text);
   return node;
 }
 

@@ -3,9 +3,9 @@
 import { Poller, call } from "./api.js";
 import { sparkline } from "./chart.js";
 import { Pages, doing, jobLink, name, taskLink } from "./console.js";
-import { $, $$, el, english, moment, plain, rowsOf, setText, show, told, user } from "./dom.js";
+import { $, $$, el, english, mixed, moment, plain, rowsOf, setText, show, user } from "./dom.js";
 import { parts, t } from "./i18n.js";
-import { count, jobs as jobsOf, listed, saidBy } from "./words.js";
+import { count, heard, jobs as jobsOf, listed, saidBy } from "./words.js";
 
 const page = $("#failures");
 const { api, list } = page.dataset;
@@ -121,7 +121,7 @@ function jobRow(job) {
   const args = job.raw ?? (job.args_cut ? t("(long)") : plain(job.args));
   const row = el("tr", {},
     el("td", {}, job.tracked ? jobLink(job.job_id) : el("bdi", { class: "id" }, job.job_id)), el("td", {}, user(job.worker ?? "")),
-    el("td", {}, job.task_id === null ? "" : taskLink(job.task_id)), el("td", {}, list === "scheduled" ? user(args) : told(job.error ?? job.error_class ?? "")),
+    el("td", {}, job.task_id === null ? "" : taskLink(job.task_id)), list === "scheduled" ? el("td", {}, user(args)) : mixed("td", heard(job.error ?? job.error_class ?? "")),
     el("td", { class: "number" }, count(job.retries)), el("td", {}, moment(job.at)));
   if (mayOperate) row.append(el("td", { class: "actions" }, doing(t("Run now"), job.job_id, () => restart(job, row))));
   return row;

@@ -1,9 +1,9 @@
 // The rows of a Task, page by page, in the columns of its list; and what is done with those that somebody has chosen.
 
 import { attempt, call, linked } from "./api.js";
-import { $, arrange, el, pager, plain, setText, show, told, user } from "./dom.js";
+import { $, arrange, el, mixed, pager, plain, setText, show, user } from "./dom.js";
 import { t } from "./i18n.js";
-import { FILTERS, KINDS, SHARDS, STATUSES, count, rows } from "./words.js";
+import { FILTERS, KINDS, SHARDS, STATUSES, count, heard, rows } from "./words.js";
 
 const PAGE = 20;
 /** As many rows as the API takes by their numbers. */
@@ -226,7 +226,7 @@ export class Rows {
     const tick = e.row === null ? null : el("input", { type: "checkbox", "data-row": e.row, "data-status": e.status, "aria-label": t("Choose {row}", { row: name }), checked: this.chosen.has(e.row) });
     return el("tr", {},
       el("td", { class: "tick" }, tick), el("td", { class: "number" }, el("a", { href: place(e.job_id), "aria-label": t("{row}: its job", { row: name }) }, name)),
-      el("td", {}, kind(e.status)), el("td", { "data-cell": "reason" }, reason(e) ? told(reason(e)) : null),
+      el("td", {}, kind(e.status)), el("td", { "data-cell": "reason" }, reason(e) ? mixed("span", heard(reason(e))) : null),
       line(this.shownColumns, e.params), el("td", { class: "number", "data-cell": "attempt" }, count(e.attempt)));
   }
 

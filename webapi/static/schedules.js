@@ -2,9 +2,9 @@
 
 import { Poller, call } from "./api.js";
 import { doing, jobLink, name, taskLink } from "./console.js";
-import { $, drawBadge, drawTold, el, moment, rowsOf, setText, show, user } from "./dom.js";
+import { $, drawBadge, drawMixed, el, moment, rowsOf, setText, show, user } from "./dom.js";
 import { t, tn } from "./i18n.js";
-import { CALLED, count, duration, skipped } from "./words.js";
+import { CALLED, count, duration, heard, skipped } from "./words.js";
 
 // -- Schedules ---------------------------------------------------------------------------------------------------------
 
@@ -99,7 +99,8 @@ const drawDeliveries = rowsOf($("#deliveries tbody"), {
   fill(row, job) {
     drawBadge($(".badge", row), job.status === "enqueue" && job.retries > 0 ? [t("tried again later"), "paused"] : [CALLED[job.status] ?? job.status, job.status]);
     setText(row.children[4], count(job.attempt));
-    drawTold(row.children[5], (job.messages.findLast((each) => each.status === "error") ?? job.messages.at(-1))?.message ?? "");
+    const latest = job.messages.findLast((each) => each.status === "error") ?? job.messages.at(-1);
+    drawMixed(row.children[5], heard(latest?.message ?? ""));
   },
 });
 

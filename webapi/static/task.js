@@ -1,13 +1,13 @@
 // A Task's own page: its bar, what is to be done next, its rows and its settings. Everything moves without a reload.
 
 import { Poller, attempt, call, check, linked, upload } from "./api.js";
-import { $, $$, drawBadge, drawBar, drawFacts, el, english, leave, mixed, moment, redraw, setText, show, showProblem, sure, user } from "./dom.js";
+import { $, $$, drawBadge, drawBar, drawFacts, drawMixed, el, english, leave, mixed, moment, redraw, setText, show, showProblem, sure, user } from "./dom.js";
 import { sparkline } from "./chart.js";
 import { language, parts, t, tn } from "./i18n.js";
 import { Pages, Rows, columnsOf, kind, line, place, reasons } from "./rows.js";
 import {
   CALLBACKS, CALLED, COUNTS, KNOBS, ROWS, SHARDS, WAITS, badge, changes, count, duration, left, listed, logged, nextStep, pace, percent, rate, reached, rows, saidBy, segments,
-  sentence, turned,
+  sentence, together, turned,
 } from "./words.js";
 
 const id = $("#task").dataset.id;
@@ -27,7 +27,7 @@ const poller = new Poller(self, {
     await load();
   },
   onGone() {
-    setText($("#words"), t("This Task is not there any more."));
+    drawMixed($("#words"), t("This Task is not there any more."));
     for (const node of $$("[data-verb], #parts, #next-card")) show(node, false);
   },
 });
@@ -57,14 +57,14 @@ function drawHead(p) {
   setText($("#task-title"), title);
   document.title = `${p.progress.percent === null ? "" : `${Math.floor(p.progress.percent)} % · `}${title}`;
   drawBadge($("#state"), badge(p));
-  setText($("#words"), sentence(p, of));
+  drawMixed($("#words"), sentence(p, of));
   drawBar($("#bar"), segments(p), { percent: reached(p), text: `${percent(p)}, ${sentence(p, of)}` });
   setText($("#percent"), p.counts.total || !p.done ? percent(p) : "");
   setText($("#of"), p.counts.total || !p.done ? t("{done} of {rows}", { done: count(p.progress.done), rows: rows(p.counts.total, of) }) : "");
   setText($("#pace"), pace(p));
   // A reader of screens hears every tenth and every change of state, not every row.
   const now = `${p.state} ${Math.floor((p.progress.percent ?? 0) / 10)}`;
-  if (now !== said) setText($("#live"), `${percent(p)}. ${sentence(p, of)}`);
+  if (now !== said) drawMixed($("#live"), together(percent(p), sentence(p, of)));
   said = now;
 }
 
@@ -608,7 +608,7 @@ async function loadLog(p) {
   show($("#activity-box"), log.length > 0);
   redraw($("#activity tbody"), $("#panel-activity"), () => $("#activity tbody").replaceChildren(...log.map((entry) =>
     el("tr", {}, el("td", {}, moment(entry.at)), el("td", {}, user(entry.who || "–")),
-      el("td", {}, mixed(logged(entry, of))), el("td", {}, mayControl && undo(entry))))));
+      mixed("td", logged(entry, of)), el("td", {}, mayControl && undo(entry))))));
   told = now;
 }
 

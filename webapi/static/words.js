@@ -25,8 +25,12 @@ export const listed = (each) => each.join(t(", "));
 /** A name and what it says: "Paused: 3 refused"; the name alone where it says nothing. */
 const labelled = (name, text) => (text === "" ? name : name + t(": ") + text);
 
-/** A text of users in one of ours, between marks for its own direction: `mixed` of dom.js makes an element of it. */
-const own = (text) => `\u2068${String(text).replace(/[\u2066-\u2069]/g, "")}\u2069`;
+const MARKS = /[\u2066-\u2069]/g;
+const between = (mark, text) => `${mark}${String(text).replace(MARKS, "")}\u2069`;
+/** A text of users in one of ours, between the marks of Unicode for its own direction: `mixed` of dom.js makes an element of it. */
+const own = (text) => between("\u2068", text);
+/** The same of what the server says in English alone. */
+const inEnglish = (text) => between("\u2066", text);
 
 /** Sentences one after the other, without those that are empty. */
 export const sentences = (...each) => each.filter(Boolean).join(language === "en" ? " " : "");
@@ -118,7 +122,7 @@ export function badge(p) {
   return [bad > 0 ? t("finished with failures") : t("finished in part"), "partial"];
 }
 
-/** What a Task does now, in a sentence. `of`: what its items are, ROWS or SHARDS. */
+/** What a Task does now, in a sentence that may have parts in English. `of`: what its items are, ROWS or SHARDS. */
 export function sentence(p, of = ROWS) {
   const { counts: c } = p;
   const broken = p.split.state === "failed" && t("The list could not be read to its end: {reason}", { reason: because(p.split.reason) });
@@ -138,34 +142,28 @@ export function sentence(p, of = ROWS) {
 const notRun = (n, of) => tn("Cancelled: {rows} was not run.", "Cancelled: {rows} were not run.", n, { rows: of(n) });
 
 /**
- * A message of an Event as [text, own]: the text is in the reader's language, with "{0}" in place of `own`, the application's words. "Failed: "
- * and "Error: " are left out: the status stands beside the message.
+ * A message of an Event: the middleware's words in the reader's language, the application's between marks. "Failed: " and "Error: " are left
+ * out: the status stands beside the message.
  */
 export function heard(message) {
   for (const [written, text] of messages) {
     const [before, after] = written.split("{0}");
     if (after === undefined ? message === before : message.startsWith(before) && message.endsWith(after)) {
-      return [text, after === undefined ? "" : message.slice(before.length, message.length - after.length)];
+      return text.replace("{0}", () => own(message.slice(before.length, message.length - (after ?? "").length)));
     }
   }
-  return ["{0}", message];
+  return own(message);
 }
 
-/** The same as one text. */
-export function toldPlainly(message) {
-  const [text, own] = heard(message);
-  return text.replace("{0}", () => own);
-}
-
-/** What a group of failures says: what they have in common, or the message of a single one. */
-export const saidBy = (group) => toldPlainly(group.count === 1 ? group.message : group.template);
+/** What a group of failures says, without marks: what they have in common, or the message of a single one. */
+export const saidBy = (group) => heard(group.count === 1 ? group.message : group.template).replace(MARKS, "");
 
 /** How many rows wait for another try, and the error for which most of them do. */
 function waiting(p, of) {
   const [first] = p.retrying_errors ?? [];
   const [said, values] = [first ? saidBy(first) : "", { rows: of(p.retrying) }];
   if (!said) return tn("{rows} waits for another try.", "{rows} wait for another try.", p.retrying, values);
-  const error = said.length > 120 ? `${said.slice(0, 119)}…` : said;
+  const error = own(said.length > 120 ? `${said.slice(0, 119)}…` : said);
   return tn("{rows} waits for another try: {error}.", "{rows} wait for another try: {error}.", p.retrying, { ...values, error });
 }
 
@@ -200,7 +198,7 @@ const lost = (p) => (p.state_reason === "callback_failed" ? t("What should have 
 /** Why a list was not taken, of the API's code and its English words. */
 function because(reason) {
   const [, code, detail] = /^(?:([a-z_]+): )?(.*)$/s.exec(reason ?? "");
-  return Object.hasOwn(reasons, code) ? reasons[code].replace("{detail}", () => detail) : detail;
+  return Object.hasOwn(reasons, code) ? reasons[code].replace("{detail}", () => inEnglish(detail)) : detail;
 }
 
 /** Why a list was refused. What is wrong with its rows stands below. */
@@ -288,7 +286,7 @@ const DONE = {
 
 /** The details of an entry; "" for those that the entry says otherwise, or that are for programs. */
 const DETAILS = {
-  title: (text) => labelled(t("Title"), text && own(text)), worker: (name) => labelled(t("Worker"), own(name)), owner: (name) => labelled(t("Owner"), own(name)),
+  title: (text) => (text ? labelled(t("Title"), own(text)) : ""), worker: (name) => labelled(t("Worker"), own(name)), owner: (name) => labelled(t("Owner"), own(name)),
   accepted: (n) => t("{n} accepted", { n: count(n) }), rejected: (n) => t("{n} not accepted", { n: count(n) }),
   after_row: (n) => (n > 0 ? t("after row {row}", { row: count(n) }) : ""), failed: (n) => t("{n} refused", { n: count(n) }),
   error: (n) => tn("{n} error", "{n} errors", n), tolerated_failures: (value) => labelled(KNOBS.tolerated_failures, knobValue("tolerated_failures", value)),
@@ -310,7 +308,7 @@ export const turned = (name, before, after) => t("{knob}: {before} → {after}",
 export const changes = ({ action, detail }) => (action !== "changed" || detail === null ? [] :
   Object.entries(detail).filter(([name, pair]) => name in KNOBS && Array.isArray(pair)).map(([name, [before, after]]) => [name, before, after]));
 
-/** What an entry of the log says, with texts of users as `own`. */
+/** What an entry of the log says, with texts of users and in English between marks. */
 export function logged(entry, of = ROWS) {
   const knobs = changes(entry).map((each) => turned(...each));
   if (knobs.length) return knobs.join(t("; "));
