@@ -94,6 +94,7 @@ def _of_reader() -> dict[str, Any]:
     return {
         "locale": language,
         "_": texts.translator(language),
+        "of_server": texts.of_server(asynctask_app().config.locale, reader_locale()),
         "themes": THEMES,
         "theme": theme if theme in THEMES else None,
         "search_url": url_for(SEARCH) if searches else None,
@@ -302,7 +303,8 @@ def sign_in() -> ResponseReturnValue:
         wrong = _said("Too many wrong tokens came from this address. Try again in {seconds} s.", seconds=wait)
         return _ask_for_token(wrong, after, error.status, **{"Retry-After": wait})
     if user is None:
-        return _ask_for_token(_said("This token is not valid."), after, 401, **{"WWW-Authenticate": "Bearer"})
+        wrong = _said("This token is not known.") if secret else _said("A token is needed.")
+        return _ask_for_token(wrong, after, 401, **{"WWW-Authenticate": "Bearer"})
     response = redirect(after if _is_path(after) else url_for("pages.home"), 303)
     ends_at = asynctask_app().clock.now() // SECOND + SESSION_S
     response.headers.add("Set-Cookie", session_cookie(logins.session(secret, ends_at), SESSION_S))

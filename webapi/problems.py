@@ -23,7 +23,8 @@ from asynctask.errors import (
 )
 from asynctask.lists.problems import render, render_whole
 from asynctask.logs import get_logger
-from webapi.context import json_text, reader_locale, set_language
+from webapi import texts
+from webapi.context import json_text, reader_locale, set_language, tag
 
 JSON: Final = "application/json"
 MEDIA_TYPE: Final = "application/problem+json"
@@ -61,7 +62,9 @@ def problem_response(
     instance = request.script_root + request.full_path.rstrip("?")
     if shows_pages():
         page, after = _PAGES.get(code, "error.html"), instance if request.method == "GET" else ""
-        text = render_template(page, title=_title(status), detail=detail, code=code, after=after)
+        said, translated = texts.problem(code, tag(locale)), texts.is_translated(code)
+        values = {"title": _title(status), "detail": detail, "code": code, "after": after}
+        text = render_template(page, **values, said=said, translated=translated)
         return _unkept(Response(text, status), locale, headers)
     shown = problem_objects(faults[:MAX_ERRORS], locale)
     body = _problem(status, code, detail, instance, shown)

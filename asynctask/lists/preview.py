@@ -6,6 +6,7 @@ Only the beginning of the list is read. Nothing is validated and nothing is writ
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, NamedTuple
@@ -32,7 +33,9 @@ _COMPARED: Final = 200
 _ALIKE: Final = 0.6
 """The least likeness of a header and a field that is proposed for it: the share of pairs of letters in common."""
 _WITHIN: Final = 0.8
-"""The likeness of a name that is among the words of the other."""
+"""The likeness of a name that is among the words of the other, or short for it alone."""
+_SHORT: Final = (3, 5)
+"""Letters of a name that may be short for another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,8 +269,9 @@ def _similar(names: Mapping[str, Sequence[str]], headers: Sequence[str], matched
     """Header -> field, for fields without a column and the headers most similar to one of their names."""
     free = {each: [_Spelling.of(name) for name in names[each]] for each in names if each not in matched.values()}
     spelled = {header: _Spelling.of(header) for header in headers[:_COMPARED] if header not in matched}
+    short = _short_for(spelled, free)
     scores = [
-        (max(found.likeness(name) for name in free[each]), header, each)
+        (max(_WITHIN if short.get(header) == each else 0, *map(found.likeness, free[each])), header, each)
         for each in list(free)[:_COMPARED]
         for header, found in spelled.items()
     ]
@@ -278,23 +282,38 @@ def _similar(names: Mapping[str, Sequence[str]], headers: Sequence[str], matched
     return proposed
 
 
+def _short_for(spelled: Mapping[str, _Spelling], free: Mapping[str, Sequence[_Spelling]]) -> dict[str, str]:
+    """Header -> field, where the header is short for the names of this field alone, and no other header is."""
+    found = [(h, each) for h, said in spelled.items() for each, names in free.items() if any(map(said.shortens, names))]
+    headers, fields = Counter(header for header, _ in found), Counter(each for _, each in found)
+    return {header: each for header, each in found if headers[header] == fields[each] == 1}
+
+
 class _Spelling(NamedTuple):
-    """A name for comparison: its words, and the pairs of adjacent letters without what stands between words."""
+    """A name for comparison: its words, its letters without what stands between words, and their adjacent pairs."""
 
     words: frozenset[str]
+    letters: str
     pairs: frozenset[str]
 
     @classmethod
     def of(cls, name: str) -> _Spelling:
         words = re.findall(r"[^\W_]+", normalise(name)[:_SAMPLE_CHARS])
         text = f" {''.join(words)} "
-        return cls(frozenset(words), frozenset(text[at : at + 2] for at in range(len(text) - 1)))
+        return cls(frozenset(words), text[1:-1], frozenset(text[at : at + 2] for at in range(len(text) - 1)))
 
     def likeness(self, other: _Spelling) -> float:
         """From 0 to 1. A name that is among the words of the other is nearly the same: `SKU no.` and `sku`."""
         shared = 2 * len(self.pairs & other.pairs) / (len(self.pairs) + len(other.pairs))
         few, many = sorted((self.words, other.words), key=len)
         return max(shared, _WITHIN) if few and few <= many else shared
+
+    def shortens(self, other: _Spelling) -> bool:
+        """Whether it is the beginning of the other or, as `Qty` of `quantity`, its first, some and its last letter."""
+        own, rest = self.letters, iter(other.letters)
+        if not _SHORT[0] <= len(own) <= _SHORT[1] or own[0] != other.letters[:1]:
+            return False
+        return other.letters.startswith(own) or (own[-1] == other.letters[-1] and all(each in rest for each in own))
 
 
 def _suggested(fits: Sequence[Fit]) -> str | None:

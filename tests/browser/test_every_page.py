@@ -1,6 +1,7 @@
 """Every page, on a server where nothing has happened and on one whose texts are attacks and 500 of whose rows failed:
 it is small, accessible in light, in the dark and on a phone, fits its window, and runs nothing that somebody sent. In each
-language: Chinese where nothing has happened, else English, and once more Japanese."""
+language: Chinese where nothing has happened, else English, and once more Japanese, which has no English words but those of
+names and of users."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from urllib.parse import quote
 
 import pytest
 from playwright.sync_api import FilePayload, Page, ViewportSize, expect
-from support.browser import PATIENCE_MS
+from support.browser import PATIENCE_MS, left_in_english
 from support.hostile import EVIL, NAME
 from support.serving import Shop, get
 from support.webshop import calls
@@ -130,6 +131,7 @@ def test_every_page_is_small_accessible_and_runs_nothing_that_somebody_sent(brow
         shop.web() as (_, said),
         closing(AsyncTask(environ=shop.environ)) as app,
         unprotected(browser, "en") as page,
+        unprotected(browser, "ja") as japanese,
     ):
         url, wrong = said["url"].rstrip("/"), list[str]()
         with unprotected(browser, "zh-CN") as reader:
@@ -137,17 +139,22 @@ def test_every_page_is_small_accessible_and_runs_nothing_that_somebody_sent(brow
                 wrong += look(reader, url + path, everywhere=False)
         task, job = filled(page, url, app)
         evil = quote(EVIL, safe="")
-        pages = (
+        paths = (
             *pages_of(app, task, job),
             *(f"/tasks/{task}#{tab}" for tab in ("problems", "rejected", "activity", "settings")),
             *(f"/failures?list={each}" for each in ("retries", "dead", "scheduled")),
             "/queues?queue=night",
             "/search?q=NO*",
         )
-        for path in (*pages, *(each + evil for each in ("/search?q=", "/?owner=", "/nowhere/", "/jobs/"))):
+        for path in (*paths, *(each + evil for each in ("/search?q=", "/?owner=", "/nowhere/", "/jobs/"))):
             wrong += look(page, url + path)
-        with unprotected(browser, "ja") as reader:
-            for path in pages:
-                if path != "/docs":  # it is in English
-                    wrong += look(reader, url + path, everywhere=False)
+        file = FilePayload(name="list.csv", mimeType="text/csv", buffer=b"no,header\n1,2\n")
+        assert page.request.post(f"{url}/api/tasks", multipart={"worker": NAME, "file": file}).status == 422
+        (refused,) = get(f"{url}/api/tasks?limit=1")["tasks"]
+        for path in (*paths, f"/tasks/{refused['task_id']}#activity"):
+            if path == "/docs":  # but for its frame it is in English
+                settled(japanese, url + path)
+            else:
+                wrong += look(japanese, url + path, everywhere=False)
+            wrong += [f"{path}: {text}" for text in left_in_english(japanese, "night")]
         assert wrong == []

@@ -96,7 +96,7 @@ def test_a_page_of_another_origin_uploads_and_follows_through_the_death_of_worke
             assert (refused["status"], refused["code"], refused["final"]) == (401, "unauthorized", True)
             upload.evaluate("each => each.setAttribute('token', 'forged')")
             start.click()
-            expect(upload.get_by_role("alert")).to_contain_text("a token is needed")
+            expect(upload.get_by_role("alert")).to_contain_text("this token is not known")
 
 
 # -- how it asks

@@ -105,7 +105,7 @@ def test_a_person_signs_in_with_a_token_and_out(browser: Any, tmp_path: Path) ->
         page.goto(f"{said['url'].rstrip('/')}/jobs?worker=gated")
         page.get_by_label("Token").fill("not-her-own-secret")
         page.keyboard.press("Enter")
-        expect(page.get_by_role("alert")).to_have_text("This token is not valid.")
+        expect(page.get_by_role("alert")).to_have_text("This token is not known.")
         page.get_by_label("Token").fill(secret)
         page.get_by_role("button", name="Sign in").click()
         expect(page).to_have_url(re.compile(r"/jobs\?worker=gated$"))

@@ -1,4 +1,5 @@
-"""The pages in the reader's language: a clerk hands in a list with a row that is not accepted, and looks at what failed."""
+"""The pages in the reader's language: a clerk hands in a list with a row that is not accepted, looks at what failed, and at
+who did what. What the pages say when much has happened is read by ``test_every_page.py``."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import expect
-from support.browser import PATIENCE_MS, sheet
+from support.browser import PATIENCE_MS, left_in_english, sheet
 from support.serving import Shop
 
 pytestmark = pytest.mark.needs_browser
@@ -26,6 +27,9 @@ WORDS: dict[str, dict[str, str]] = {
         "tab": "问题",
         "refused": "被拒绝",
         "ago": "刚刚|秒钟?前|分钟前",
+        "working": "处理中",
+        "again": "重新运行",
+        "error": "错误",
         "missing": "没有任务 99999",
     },
     "ja": {
@@ -38,32 +42,12 @@ WORDS: dict[str, dict[str, str]] = {
         "tab": "問題",
         "refused": "拒否",
         "ago": "たった今|秒前|分前",
+        "working": "処理中",
+        "again": "再実行",
+        "error": "エラー",
         "missing": "タスク 99999 はありません",
     },
 }
-
-LEFT_IN_ENGLISH = re.compile(r"[A-Za-z]{3,}")
-"""Words in Latin letters; those of the list, the application and the product are its own."""
-
-OWN = re.compile(
-    "KiB|gated|listed|AsyncTask|API|Webhook|NO-|BUG-|OK-|SKU-123|xlsx|csv|red|sku|[Qq]uantity|Colour|worker|enroll|UTC|GMT|Products"
-)
-
-
-def english(page: Any) -> list[str]:
-    """The parts of the page in its own language that have English words."""
-    said: list[str] = page.evaluate(
-        """() => {
-          const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-          const found = [];
-          while (walk.nextNode()) {
-            const { parentElement: own, textContent } = walk.currentNode;
-            if (!own.closest('script, noscript, [dir=auto], bdi, code, kbd, #encoding, [lang=en]')) found.push(textContent);
-          }
-          return found;
-        }"""
-    )
-    return [text.strip() for text in said if LEFT_IN_ENGLISH.search(OWN.sub("", text))]
 
 
 @pytest.mark.parametrize("language", WORDS)
@@ -83,7 +67,7 @@ def test_a_clerk_reads_every_page_in_their_language(
         page.set_input_files("#file", sheet(tmp_path / "list.xlsx", *ROWS))
         page.locator("#worker").select_option("enroll")
         expect(page.locator("#result")).to_have_text(words["result"])
-        assert english(page) == []
+        assert left_in_english(page) == []
         page.get_by_role("button", name=words["start"]).click()
         page.wait_for_url("**/tasks/*")
 
@@ -93,16 +77,24 @@ def test_a_clerk_reads_every_page_in_their_language(
         expect(page.locator("#next-heading")).to_have_text(words["next"])
         page.get_by_role("tab", name=words["tab"]).click()
         expect(page.locator("#groups .badge.failed")).to_have_text(words["refused"])
-        assert english(page) == []
-        page.get_by_role("tab").nth(0).click()
-        page.locator("#rows tbody a").first.click()
+        assert left_in_english(page) == []
+        task = page.url.partition("#")[0]
+        page.goto(f"{task}#rows?status=error")
+        broken = page.locator("#rows tr", has_text="BUG-3")
+        expect(broken.locator("[data-cell=reason]")).to_have_text("RuntimeError: cannot read BUG-3")
+        broken.get_by_role("link").click()
         expect(page.locator("#messages time").first).to_have_text(re.compile(words["ago"]))
-        assert english(page) == []
+        expect(page.locator("#messages tbody tr").first).to_contain_text(words["working"])
+        assert left_in_english(page) == []
 
-        for place in ("", "jobs", "failures", "queues", "workers", "schedules", "search"):
-            page.goto(f"{url}/{place}")
-            page.locator("#zone:not(:empty)").wait_for()
-            assert english(page) == [], place
+        api = task.replace("/tasks/", "/api/tasks/")
+        assert page.request.patch(api, data={"title": "春のセール"}).ok
+        assert page.request.post(f"{api}/retry?status=error&limit=1").ok
+        page.goto(f"{task}#activity")
+        expect(page.locator("#activity tr", has_text=words["again"])).to_contain_text(words["error"])
+        expect(page.locator("#activity tr", has_text="春のセール")).to_be_visible()
+        expect(page.locator("#state")).to_have_text(words["state"])
+        assert left_in_english(page) == []
         page.goto(f"{url}/tasks/99999")
         expect(page.locator("h1")).to_have_text(words["missing"])
         assert faults == []

@@ -298,32 +298,50 @@ SAME = pytest.mark.full(reason="every language has every sentence: tests/unit/te
 
 
 @pytest.mark.parametrize(
-    ("locale", "lost", "gone"),
+    ("locale", "lost", "over", "gone"),
     [
         pytest.param(
             "zh-CN",
             "服务器没有应答。无法确定操作是否已执行",
+            "当前状态不允许该操作。",
             "代理无法连接到服务器（状态 502）。本页会自动重试。",
             marks=SAME,
         ),
-        ("ja-JP", "サーバーから応答がありません。実行されたかどうか分かりません", "プロキシがサーバーに接続できません"),
+        (
+            "ja-JP",
+            "サーバーから応答がありません。実行されたかどうか分かりません",
+            "現在の状態ではこの操作はできません。",
+            "プロキシがサーバーに接続できません",
+        ),
         pytest.param(
-            "fr-FR", "No answer came from the server.", "The server is away behind its proxy (status 502).", marks=SAME
+            "fr-FR",
+            "No answer came from the server.",
+            "Task 7 is finished",
+            "The server is away behind its proxy (status 502).",
+            marks=SAME,
         ),
     ],
 )
-def test_ends_are_said_in_the_readers_language(browser: Any, web_alone: str, locale: str, lost: str, gone: str) -> None:
+def test_ends_are_said_in_the_readers_language(
+    browser: Any, web_alone: str, locale: str, lost: str, over: str, gone: str
+) -> None:
     page = browser.new_context(locale=locale).new_page()
     page.goto(submit(web_alone, "OK-1"))
     page.route("**/pause", lambda route: route.abort())
     page.locator("[data-verb=pause]").click()
     expect(page.locator("#problem")).to_contain_text(lost)
+    page.unroute("**/pause")
+    refusal = "Task 7 is finished; only a splitting or running Task can be paused"
+    page.route("**/pause", with_answer(problem(409, refusal, code="conflict")))
+    page.locator("[data-verb=pause]").click()
+    expect(page.locator("#problem")).to_contain_text(over)
+    expect(page.locator("#problem [lang=en]")).to_have_text(refusal)
     page.route("**/api/tasks/*", lambda route: route.fulfill(status=502, **HTML))
     page.evaluate(ASK)
     expect(page.locator("#connection")).to_contain_text(gone)
     language = {"zh-CN": "zh-CN", "ja-JP": "ja"}.get(locale, "en")
     expect(page.locator("#connection")).to_have_attribute("lang", language)
-    expect(page.locator(f"#problem [lang={language}]")).to_contain_text(lost)
+    expect(page.locator(f"#problem [lang={language}]")).to_contain_text(over)
     page.context.close()
 
 

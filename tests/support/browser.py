@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -83,3 +84,30 @@ def hand_in(page: Any, url: str, file: Path, worker: str, **fields: str) -> None
     for label, value in fields.items():
         page.get_by_label(label, exact=True).fill(value)
     start.click()
+
+
+NAMES = re.compile(
+    r"AsyncTask|API|Webhook|URL|JSON|JavaScript|KiB|MiB|GiB|UTC|GMT|SKU-123|xlsx?|ods|CSV|[ct]sv|(nd)?json|[wW]orker"
+)
+"""Words that are the same in every language of the pages, and `worker` in Chinese."""
+
+LATIN = re.compile(r"[A-Za-z]{3,}")
+
+_TEXTS = """(own) => {
+  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  const found = [];
+  while (walk.nextNode()) {
+    const { parentElement, textContent } = walk.currentNode;
+    if (parentElement.closest(own) === null) found.push(textContent.trim());
+  }
+  return found;
+}"""
+_OWN = "script, noscript, code, kbd, pre, bdi, [lang=en], #zone, #encoding, [dir=auto]"
+"""What has words of users, names or English."""
+
+
+def left_in_english(page: Any, *names: str) -> list[str]:
+    """The texts of a page in another language that have English words: none of users, and none of ``names``."""
+    texts: list[str] = page.evaluate(_TEXTS, _OWN)
+    known = re.compile("|".join([NAMES.pattern, *map(re.escape, names)]))
+    return [text for text in texts if LATIN.search(known.sub("", text))]

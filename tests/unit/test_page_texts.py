@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from http import HTTPStatus
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import asynctask
 import webapi
 from asynctask import operations
 from asynctask.messages import CATALOGUE
@@ -51,10 +53,10 @@ def in_modules() -> Iterator[str]:
 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_every_text_is_translated_and_nothing_else(language: str) -> None:
-    found = texts.catalogue(language)
+    found = {text for text in texts.catalogue(language) if not text.startswith("problem:")}
     wanted = {*in_templates(), *in_tables(), *in_modules()}
-    assert wanted - found.keys() == set(), "texts without a translation"
-    assert found.keys() - wanted == set(), "translations that no page shows"
+    assert wanted - found == set(), "texts without a translation"
+    assert found - wanted == set(), "translations that no page shows"
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -115,3 +117,50 @@ def test_every_reason_for_a_standstill_has_its_words() -> None:
     known = set(re.findall(r'WaitReason\(\s*"(\w+)"', Path(operations.__file__).read_text()))
     table = (ROOT / "static" / "words.js").read_text().partition("export const WAITS = {")[2].partition("};")[0]
     assert set(re.findall(r"(?m)^  (\w+): t\(", table)) == known
+
+
+SOURCES = [path for package in (asynctask, webapi) for path in Path(str(package.__file__)).parent.rglob("*.py")]
+CODE = re.compile(r'\bcode(?:: \w+)? ?= ?"(\w+)"|HttpRefusal\(\s*\d+,\s*"(\w+)"')
+NOT_OF_PAGES = {
+    *("bad_config", "bad_target", "not_writable", "undrained"),  # of the command line, the start and tests
+    *("bad_arguments", "bad_checkpoint", "bad_row", "not_json", "parts_missing", "unfit_model", "unstorable"),  # of jobs
+    *("attempt_lost", "error", "exited", "failed", "final", "not_performed", "seen_no_more", "stopped", "worker_missing"),
+    *("bad_active_job", "bad_job", "bad_members", "bad_search", "bad_time", "malformed_job"),  # of what programs send
+    *("bad_process", "not_recordable", "process_lost"),  # of workers in other languages
+}
+"""Codes of errors that no page and no address opened in a browser gets."""
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_every_problem_that_the_api_has_in_english_alone_is_translated_by_its_code(language: str) -> None:
+    """A new code is translated in the catalogues of the pages, or, with its details, among the texts of lists."""
+    codes = {code for path in SOURCES for found in CODE.findall(path.read_text()) for code in found if code}
+    known = {text.removeprefix("problem:") for text in texts.catalogue(language) if text.startswith("problem:")}
+    of_http = {"method_not_allowed"}
+    wanted = {code for code in codes | of_http if not texts.is_translated(code)} - NOT_OF_PAGES
+    assert wanted - known == set(), "codes without a translation"
+    assert known - wanted == set(), "translations of codes that no answer has"
+
+
+def table(name: str) -> set[str]:
+    """The names that a table of words.js has."""
+    rows = (ROOT / "static" / "words.js").read_text().partition(f"const {name} = {{")[2].partition("\n};")[0]
+    return {quoted or plain for quoted, plain in re.findall(r'(?:^|[ {])(?:"([\w ]+)"|(\w+))(?=: [t({])', rows)}
+
+
+def test_every_action_of_the_log_has_its_words() -> None:
+    ledger = Path(str(asynctask.__file__)).parent / "ledger"
+    text = "".join(path.read_text() for path in ledger.glob("*.py"))
+    said = set(re.findall(r'\blog\(connection, ledger, task(?:_id|\["id"\]), "([\w ]+)"', text))
+    assert len(said) > 10
+    with_details = {"changed", "retried"}
+    assert {*said, "submitted", "counts repaired"} - table("DONE") - with_details == set()
+
+
+def test_messages_of_events_lose_what_their_status_says() -> None:
+    said = json.loads(texts.of_server("en", "ja"))
+    assert ["Failed: {0}", "{0}"] in said["messages"]
+    assert ["Timed out", CATALOGUE["ja"]["timeout"]] in said["messages"]
+    assert set(dict(json.loads(texts.of_server("zh_CN", "zh_CN"))["messages"]).values()) == {"{0}"}
+    assert said["reasons"]["no_header"].endswith("（{detail}）")
+    assert json.loads(texts.of_server("en", "en"))["reasons"] == {}

@@ -194,6 +194,11 @@ def test_similar_names_are_proposed_and_not_taken_for_a_match(client: Client) ->
     assert found["suggested"] is None
 
 
+def test_a_header_that_is_short_for_one_field_alone_is_proposed(client: Client) -> None:
+    assert fit(look(client, b"sku,Qty\nA,1\n", "a.csv"))["columns"] == {"Qty": "quantity"}
+    assert fit(look(client, b"sku,Qty,Qnty\nA,1,2\n", "a.csv"))["columns"] == {}, "either could be"
+
+
 # -- the option columns
 
 

@@ -35,8 +35,9 @@ def test_a_person_signs_in_with_a_token_works_and_signs_out(guarded: AsyncTask) 
     assert f'name="after" value="{page.replace("&", "&amp;")}"' in asked.text
     assert "<nav" not in asked.text
 
+    assert "A token is needed." in sign_in(client, " ").text
     wrong = sign_in(client, "no-token-of-this-server", page)
-    assert (wrong.status_code, "This token is not valid." in wrong.text, SESSION in str(wrong.headers)) == (
+    assert (wrong.status_code, "This token is not known." in wrong.text, SESSION in str(wrong.headers)) == (
         401,
         True,
         False,

@@ -3,7 +3,7 @@
 
 import { AsyncTaskError, backoff, follow, post, request, sleep, submit } from "./client/asynctask.js";
 import { show, setText, showProblem } from "./dom.js";
-import { language } from "./i18n.js";
+import { language, ofCode } from "./i18n.js";
 import { advice, cause, say, together } from "./words.js";
 
 const CHANGE_MS = 60_000;
@@ -11,15 +11,17 @@ const WHEN_DONE = 15_000;
 
 /**
  * An AsyncTaskError in the reader's words: `cause` says what happened; `problem` is the API's problem+json, if it wrote the answer,
- * with a `detail` that also says what to do. `effect`: "change" or "list" if that may have been done all the same, or "none".
+ * with a `detail` that also says what to do, and `english`, its own words where they are not the reader's. `effect`: "change" or "list" if that may have been done all the same, or "none".
  */
 export class Refused extends Error {
   constructor(error, effect) {
     const { status, problem, retryMs, unknown } = error;
-    const because = cause(status, problem?.detail);
+    const said = problem?.detail && status !== 401 ? ofCode(problem.code) : undefined;
+    const because = cause(status, said ?? problem?.detail);
     const detail = together(because, ...advice(status, problem?.detail, unknown ? effect : "none", retryMs > 0 ? retryMs / 1000 : null));
     super(detail);
-    Object.assign(this, { name: "Refused", status, retryMs, unknown, cause: because, problem: { ...problem, detail, lang: language } });
+    const shown = { ...problem, detail, lang: language, english: said && problem.detail };
+    Object.assign(this, { name: "Refused", status, retryMs, unknown, cause: because, problem: shown });
   }
 
   /** Whether the API itself said that there is no such thing; a proxy also says 404 while it has no server. */

@@ -9,8 +9,8 @@ const root = document.body.dataset.page;
 export const jobLink = (id) => el("a", { class: "id", href: `${root}jobs/${encodeURIComponent(id)}` }, el("bdi", {}, id));
 export const taskLink = (id) => el("a", { class: "task-link", href: `${root}tasks/${id}` }, t("Task {task}", { task: id }));
 
-/** What was done, for everybody: it stays until the next thing is done. */
-export const tell = (text) => setText($("#said"), text);
+/** What was done, a text or nodes, for everybody: it stays until the next thing is done. */
+export const tell = (said) => $("#said").replaceChildren(...[said].flat());
 
 /**
  * A button in a row; its name says to those who cannot see the row what it is about. `work` returns what to tell; `asked`: the arguments of

@@ -20,6 +20,24 @@ export function el(tag, attributes = {}, ...children) {
 /** Text of users: in its own direction, whatever surrounds it. */
 export const user = (value, attributes = {}) => el("span", { dir: "auto", class: "user", ...attributes }, String(value ?? ""));
 
+/** What the server says in English alone. */
+export const english = (text) => el("span", { lang: "en", dir: "auto", class: "user" }, text);
+
+const PARTS = { "\u2066": english, "\u2068": user };
+
+/** Shows a text of words.js, with an element for each part of it between marks. */
+export function drawMixed(node, text) {
+  if (node.dataset.mixed === text) return; // what somebody has selected stays
+  node.dataset.mixed = text;
+  node.replaceChildren(...text.split(/([\u2066\u2068].*?\u2069)/s).map((part) => PARTS[part[0]]?.(part.slice(1, -1)) ?? part));
+}
+
+export function mixed(tag, text) {
+  const node = el(tag);
+  drawMixed(node, text);
+  return node;
+}
+
 /** A moment: how long ago, or in how long, kept fresh by frame.js, with the exact time as its title. */
 export const moment = (text) => (text ? freshen(el("time", { datetime: text, title: when(text) })) : "–");
 
@@ -138,7 +156,7 @@ export function drawBar(bar, segments, { percent, text }) {
 }
 
 /**
- * A problem (RFC 9457, and `lang`, its language) with its bad rows as a table, put into `box`; null takes it away. Of a text whose encoding is in
+ * A problem (RFC 9457, and `lang`, its language, and `english`, its details in English) with its bad rows as a table, put into `box`; null takes it away. Of a text whose encoding is in
  * doubt each likely one is a button, and so is each other sheet of a workbook refused for the one that was read; it calls
  * `onChoice` with the option's name and value.
  */
@@ -147,6 +165,7 @@ export function showProblem(box, problem, onChoice = null) {
   show(box, problem !== null);
   if (problem === null) return;
   box.append(el("p", {}, el("strong", {}, user(problem.detail, { lang: problem.lang }))));
+  if (problem.english) box.append(el("p", {}, english(problem.english)));
   const errors = (problem.errors || []).filter((e) => e.row !== null || e.column !== null);
   if (errors.length) box.append(errorTable(errors, problem.errors_total ?? errors.length));
   if (onChoice && problem.suggestions?.length) box.append(encodings(problem.suggestions, onChoice));

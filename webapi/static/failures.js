@@ -3,9 +3,9 @@
 import { Poller, call } from "./api.js";
 import { sparkline } from "./chart.js";
 import { Pages, doing, jobLink, name, taskLink } from "./console.js";
-import { $, $$, el, moment, plain, rowsOf, setText, show, user } from "./dom.js";
+import { $, $$, el, english, mixed, moment, plain, rowsOf, setText, show, user } from "./dom.js";
 import { parts, t } from "./i18n.js";
-import { count, jobs as jobsOf, listed, saidBy, sentences } from "./words.js";
+import { count, heard, jobs as jobsOf, listed, saidBy } from "./words.js";
 
 const page = $("#failures");
 const { api, list } = page.dataset;
@@ -74,7 +74,8 @@ function drawActions([first, all, dismiss], template) {
   if (dismiss) name(dismiss, template.count === 1 ? t("Dismiss…") : t("Dismiss all…"), about);
 }
 
-const skipping = (skipped) => (skipped.length === 0 ? "" : t("Not done: {jobs}, because: {reason}.", { jobs: jobsOf(skipped.length), reason: skipped[0].reason }));
+const skipping = (skipped) => (skipped.length === 0 ? [] :
+  [" ", ...parts("Not done: {jobs}, because: {reason}.", { jobs: jobsOf(skipped.length), reason: english(skipped[0].reason) })]);
 
 function acting(row, word, verb, first, asked) {
   return doing(word, "", async () => {
@@ -82,7 +83,7 @@ function acting(row, word, verb, first, asked) {
     const { done, skipped } = await call(url, { method: "POST", has: "done" });
     after(row);
     const said = verb === "restart" ? t("{jobs} started again.", { jobs: jobsOf(done) }) : t("{jobs} dismissed.", { jobs: jobsOf(done) });
-    return sentences(said, skipping(skipped));
+    return [said, ...skipping(skipped)];
   }, asked && (() => asked(jobsOf(known.get(row).count))));
 }
 
@@ -120,7 +121,7 @@ function jobRow(job) {
   const args = job.raw ?? (job.args_cut ? t("(long)") : plain(job.args));
   const row = el("tr", {},
     el("td", {}, job.tracked ? jobLink(job.job_id) : el("bdi", { class: "id" }, job.job_id)), el("td", {}, user(job.worker ?? "")),
-    el("td", {}, job.task_id === null ? "" : taskLink(job.task_id)), el("td", {}, user(list === "scheduled" ? args : (job.error ?? job.error_class ?? ""))),
+    el("td", {}, job.task_id === null ? "" : taskLink(job.task_id)), list === "scheduled" ? el("td", {}, user(args)) : mixed("td", heard(job.error ?? job.error_class ?? "")),
     el("td", { class: "number" }, count(job.retries)), el("td", {}, moment(job.at)));
   if (mayOperate) row.append(el("td", { class: "actions" }, doing(t("Run now"), job.job_id, () => restart(job, row))));
   return row;
@@ -129,7 +130,7 @@ function jobRow(job) {
 async function restart(job, row) {
   const { done, skipped } = await call(`${api}/restart`, { method: "POST", body: { keys: [job.key] }, has: "done" });
   await after(row);
-  return done ? t("The job {job} is started again.", { job: job.job_id }) : t("The job {job} is not started: {reason}.", { job: job.job_id, reason: skipped[0]?.reason });
+  return done ? t("The job {job} is started again.", { job: job.job_id }) : parts("The job {job} is not started: {reason}.", { job: user(job.job_id), reason: english(skipped[0]?.reason ?? "") });
 }
 
 const drawJobs = rowsOf($("#jobs tbody"), { key: (job) => job.key, make: jobRow, fill() {} });

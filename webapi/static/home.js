@@ -2,7 +2,7 @@
 
 import { Poller, attempt, call } from "./api.js";
 import { sparkline } from "./chart.js";
-import { $, drawBadge, drawBar, el, moment, setText, show, user } from "./dom.js";
+import { $, drawBadge, drawBar, drawMixed, el, moment, setText, show, user } from "./dom.js";
 import { t, tn } from "./i18n.js";
 import { amount, badge, count, duration, listed, pace, percent, problems, rate, reached, remark, rows, segments, sentence } from "./words.js";
 
@@ -107,7 +107,7 @@ function fill({ row, bar }, p) {
   drawBadge($(".badge", row), badge(p));
   bar.setAttribute("aria-label", named(p));
   drawBar(bar, segments(p), { percent: reached(p), text: `${percent(p)}, ${sentence(p)}` });
-  setText($(".far small", row), [amount(p), remark(p)].filter(Boolean).join(" · "));
+  drawMixed($(".far small", row), [amount(p), remark(p)].filter(Boolean).join(" · "));
   const bad = problems(p);
   const cell = $(".bad-rows", row);
   if (cell.dataset.said !== JSON.stringify(bad)) {

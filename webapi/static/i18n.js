@@ -9,6 +9,9 @@ export const locale = navigator.languages.find((each) => each.split("-")[0] === 
 /** None of English, and none when they do not come: the page works in English then. */
 const texts = language === "en" ? {} : await fetch(new URL(`locales/${language}.json`, import.meta.url)).then((answer) => answer.json()).catch(() => ({}));
 
+/** What the API says under a code in English alone, in the language of the page; undefined for what it translates itself. */
+export const ofCode = (code) => texts[`problem:${code}`];
+
 /** A text with the named values put in. */
 export const filled = (text, values) => text.replace(/\{(\w+)\}/g, (whole, name) => String(values[name] ?? whole));
 

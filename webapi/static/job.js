@@ -1,9 +1,9 @@
 // One job: its record, and what can be done about it.
 
 import { Poller, attempt, call, linked } from "./api.js";
-import { $, $$, drawBadge, drawFacts, el, moment, setText, show, sure, user } from "./dom.js";
+import { $, $$, drawBadge, drawFacts, el, mixed, moment, setText, show, sure, user } from "./dom.js";
 import { parts, t, tn } from "./i18n.js";
-import { STATUSES, count, duration, listed } from "./words.js";
+import { STATUSES, count, duration, heard, listed } from "./words.js";
 
 const page = $("#job");
 const self = page.dataset.job;
@@ -136,15 +136,15 @@ function drawAttempts(job) {
   else setText($("#next-attempt"), t("The next attempt is due and waits for a worker."));
 }
 
-let told = "";
+let messagesDrawn = "";
 
 function drawMessages(messages) {
   const now = JSON.stringify(messages);
-  if (now === told) return; // what somebody has selected or scrolled to stays
-  told = now;
+  if (now === messagesDrawn) return; // what somebody has selected or scrolled to stays
+  messagesDrawn = now;
   $("#messages tbody").replaceChildren(...messages.map((m) =>
     el("tr", {}, el("td", {}, moment(m.at)), el("td", {}, el("span", { class: `badge ${m.status in STATUSES ? m.status : ""}` }, STATUSES[m.status] ?? String(m.status ?? ""))),
-      el("td", {}, m.row === undefined ? null : t("Row {row}: ", { row: count(m.row) }), user(m.message)), el("td", { class: "number" }, m.attempt ?? ""))));
+      el("td", {}, m.row === undefined ? null : t("Row {row}: ", { row: count(m.row) }), mixed("span", heard(m.message ?? ""))), el("td", { class: "number" }, m.attempt ?? ""))));
   show($("#messages-box"), messages.length > 0);
   show($("#no-messages"), messages.length === 0);
 }

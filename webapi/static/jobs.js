@@ -1,8 +1,8 @@
 // The jobs without a Task, page by page. Filter and page are in the address, so that a link leads to them.
 
 import { Poller } from "./api.js";
-import { $, drawBadge, el, moment, pager, rowsOf, setText, show, user } from "./dom.js";
-import { STATUSES, count } from "./words.js";
+import { $, drawBadge, drawMixed, el, moment, pager, rowsOf, setText, show, user } from "./dom.js";
+import { STATUSES, count, heard } from "./words.js";
 
 const card = $("#jobs-card");
 const body = $("#jobs tbody");
@@ -61,13 +61,13 @@ function entry(job) {
   return el("tr", {},
     el("td", {}, el("a", { class: "id", href: `${card.dataset.page}/${encodeURIComponent(job.job_id)}` }, el("bdi", {}, job.job_id))),
     el("td", {}, user(job.worker)), el("td", {}, el("span", { class: "badge" })), el("td", { class: "number" }),
-    el("td", {}, user("")), el("td", {}, moment(job.created_at)));
+    el("td"), el("td", {}, moment(job.created_at)));
 }
 
 function fill(row, job) {
   drawBadge($(".badge", row), [STATUSES[job.status] ?? job.status, job.status]);
   setText(row.children[3], count(job.attempt));
-  setText($(".user", row.children[4]), job.messages.at(-1)?.message ?? "");
+  drawMixed(row.children[4], heard(job.messages.at(-1)?.message ?? ""));
 }
 
 function draw(page) {

@@ -3,8 +3,8 @@
 import { Poller, call } from "./api.js";
 import { sparkline } from "./chart.js";
 import { Pages, doing, jobLink, name, taskLink } from "./console.js";
-import { $, $$, drawBadge, el, moment, plain, rowsOf, setText, show, user } from "./dom.js";
-import { t } from "./i18n.js";
+import { $, $$, drawBadge, el, english, moment, plain, rowsOf, setText, show, user } from "./dom.js";
+import { parts, t } from "./i18n.js";
 import { count, duration, endedInHour, jobs as jobsOf, listed, rate } from "./words.js";
 
 const card = $("#queues-card");
@@ -25,13 +25,13 @@ function state(q) {
   return q.workers_wanted > q.processes ? [t("too few workers"), "partial"] : [t("keeps up"), "finished"];
 }
 
-/** What a person should know or do, as whole sentences. */
+/** What a person should know or do: entries of a list. */
 function notes(q) {
   const found = [];
-  if (isStuck(q) && q.mend) found.push(q.mend);
+  if (isStuck(q) && q.mend) found.push(english(q.mend));
   if (q.unattended && q.paused) found.push(t("It is paused, too."));
-  if (q.jobs_of_others) found.push(t("Jobs of workers that its processes lack: {n} ({workers}).", { n: count(q.jobs_of_others), workers: listed(q.other_workers) }));
-  return found;
+  if (q.jobs_of_others) found.push(parts("Jobs of workers that its processes lack: {n} ({workers}).", { n: count(q.jobs_of_others), workers: user(listed(q.other_workers)) }));
+  return found.map((each) => el("li", {}, each));
 }
 
 function make(q) {
@@ -48,8 +48,8 @@ function fill(row, q) {
   $$(".number", row).forEach((cell, i) => setText(cell, texts[i]));
   row.classList.toggle("alarm", isStuck(q));
   drawBadge($(".badge", row), state(q));
-  const list = $(".notes", row);
-  if (list.textContent !== notes(q).join("")) list.replaceChildren(...notes(q).map((text) => el("li", {}, user(text))));
+  const [list, said] = [$(".notes", row), notes(q)];
+  if (list.textContent !== said.map((each) => each.textContent).join("")) list.replaceChildren(...said);
   if (!mayOperate) return;
   const [pause, clear] = $(".actions", row).children;
   pause.dataset.paused = String(q.paused);
@@ -171,6 +171,6 @@ function deleting(job) {
     poller.now();
     jobs.now();
     $("#queue").focus();
-    return done ? t("The job {job} is deleted.", { job: job.job_id }) : t("The job {job} is not deleted: {reason}.", { job: job.job_id, reason: skipped[0]?.reason });
+    return done ? t("The job {job} is deleted.", { job: job.job_id }) : parts("The job {job} is not deleted: {reason}.", { job: user(job.job_id), reason: english(skipped[0]?.reason ?? "") });
   }, () => [t("Delete this job?"), t("It does not run. The item of a Task ends as cancelled."), t("Delete it")]);
 }

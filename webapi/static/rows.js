@@ -1,9 +1,9 @@
 // The rows of a Task, page by page, in the columns of its list; and what is done with those that somebody has chosen.
 
 import { attempt, call, linked } from "./api.js";
-import { $, arrange, el, pager, plain, setText, show, user } from "./dom.js";
+import { $, arrange, el, mixed, pager, plain, setText, show, user } from "./dom.js";
 import { t } from "./i18n.js";
-import { FILTERS, KINDS, SHARDS, STATUSES, count, rows } from "./words.js";
+import { FILTERS, KINDS, SHARDS, STATUSES, count, heard, rows } from "./words.js";
 
 const PAGE = 20;
 /** As many rows as the API takes by their numbers. */
@@ -19,7 +19,7 @@ export const place = (job) => linked(`${document.body.dataset.page}jobs/${encode
 export const kind = (status) => el("span", { class: `badge ${status}` }, KINDS[status] ?? STATUSES[status] ?? status);
 
 export const reasons = (rejected) => el("ul", { class: "reasons" }, rejected.errors.map((e) =>
-  el("li", {}, e.column === null ? null : [user(e.column, { class: "user name" }), ": "], user(e.message))));
+  el("li", {}, e.column === null ? null : [user(e.column, { class: "user name" }), t(": ")], user(e.message))));
 
 // -- Columns -----------------------------------------------------------------------------------------------------------
 
@@ -114,6 +114,7 @@ export class Pages {
 
 // -- The rows ----------------------------------------------------------------------------------------------------------
 
+/** What its last message says, where that explains the status. */
 function reason(event) {
   if (!["failed", "error", "enqueue"].includes(event.status)) return "";
   const last = event.messages.findLast((m) => m.status === event.status) ?? event.messages.at(-1);
@@ -225,7 +226,7 @@ export class Rows {
     const tick = e.row === null ? null : el("input", { type: "checkbox", "data-row": e.row, "data-status": e.status, "aria-label": t("Choose {row}", { row: name }), checked: this.chosen.has(e.row) });
     return el("tr", {},
       el("td", { class: "tick" }, tick), el("td", { class: "number" }, el("a", { href: place(e.job_id), "aria-label": t("{row}: its job", { row: name }) }, name)),
-      el("td", {}, kind(e.status)), el("td", { "data-cell": "reason" }, cell(reason(e))),
+      el("td", {}, kind(e.status)), el("td", { "data-cell": "reason" }, reason(e) ? mixed("span", heard(reason(e))) : null),
       line(this.shownColumns, e.params), el("td", { class: "number", "data-cell": "attempt" }, count(e.attempt)));
   }
 

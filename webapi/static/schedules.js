@@ -2,9 +2,9 @@
 
 import { Poller, call } from "./api.js";
 import { doing, jobLink, name, taskLink } from "./console.js";
-import { $, drawBadge, el, moment, rowsOf, setText, show, user } from "./dom.js";
+import { $, drawBadge, drawMixed, el, moment, rowsOf, setText, show, user } from "./dom.js";
 import { t, tn } from "./i18n.js";
-import { CALLED, count, duration, skipped } from "./words.js";
+import { CALLED, count, duration, heard, skipped } from "./words.js";
 
 // -- Schedules ---------------------------------------------------------------------------------------------------------
 
@@ -14,13 +14,13 @@ const mayOperate = "mayOperate" in card.dataset;
 const every = (s) => (/^[\d.]+$/.test(s.schedule) ? duration(Number(s.schedule)) : `${s.schedule} (${s.timezone})`);
 
 const remark = (s) =>
-  [!s.enabled && t("switched off"), !s.declared && t("no process declares it"), s.skipped > 0 && skipped(s.skipped, s.skip_reason), s.error]
+  [!s.enabled && t("switched off"), !s.declared && t("no process declares it"), s.skipped > 0 && skipped(s.skipped, s.skip_reason)]
     .filter(Boolean).join(t("; "));
 
 const last = (s) => (s.last_task_id === null ? [] : [taskLink(s.last_task_id), " ", moment(s.last_at)]);
 
 function make(s) {
-  const row = el("tr", {}, el("td", {}, user(s.name)), el("td", {}, user(s.worker)), el("td"), el("td"), el("td"), el("td", {}, user("")));
+  const row = el("tr", {}, el("td", {}, user(s.name)), el("td", {}, user(s.worker)), el("td"), el("td"), el("td"), el("td", {}, el("span"), user("", { class: "user below" })));
   if (mayOperate) row.append(el("td", { class: "actions" }, starting(s.name), switching(s.name)));
   return row;
 }
@@ -32,7 +32,8 @@ function fill(row, s) {
   next.dataset.at = String(s.next_at);
   if (before.dataset.at !== `${s.last_task_id} ${s.last_at}`) before.replaceChildren(...last(s));
   before.dataset.at = `${s.last_task_id} ${s.last_at}`;
-  setText($(".user", noted), remark(s));
+  setText(noted.firstChild, remark(s));
+  setText(noted.lastChild, s.error);
   row.classList.toggle("alarm", s.error !== null || (s.enabled && !s.declared));
   if (!mayOperate) return;
   const [run, turn] = $(".actions", row).children;
@@ -87,7 +88,7 @@ function host(job) {
 function makeDelivery(job) {
   const task = job.params?.[1]?.task_id;
   return el("tr", {}, el("td", {}, jobLink(job.job_id)), el("td", {}, user(host(job))), el("td", {}, Number.isSafeInteger(task) ? taskLink(task) : ""),
-    el("td", {}, el("span", { class: "badge" })), el("td", { class: "number" }), el("td", {}, user("")), el("td", {}, moment(job.created_at)));
+    el("td", {}, el("span", { class: "badge" })), el("td", { class: "number" }), el("td"), el("td", {}, moment(job.created_at)));
 }
 
 const failed = (job) => ["error", "failed"].includes(job.status) && !job.dismissed;
@@ -98,7 +99,8 @@ const drawDeliveries = rowsOf($("#deliveries tbody"), {
   fill(row, job) {
     drawBadge($(".badge", row), job.status === "enqueue" && job.retries > 0 ? [t("tried again later"), "paused"] : [CALLED[job.status] ?? job.status, job.status]);
     setText(row.children[4], count(job.attempt));
-    setText($(".user", row.children[5]), (job.messages.findLast((each) => each.status === "error") ?? job.messages.at(-1))?.message ?? "");
+    const latest = job.messages.findLast((each) => each.status === "error") ?? job.messages.at(-1);
+    drawMixed(row.children[5], heard(latest?.message ?? ""));
   },
 });
 

@@ -1,9 +1,9 @@
 // What happened to an item. The search is in the address: the form and the links lead to this page again.
 
 import { attempt, call } from "./api.js";
-import { $, drawBadge, el, moment, setText, show, user } from "./dom.js";
+import { $, drawBadge, el, mixed, moment, setText, show, user } from "./dom.js";
 import { t, tn } from "./i18n.js";
-import { STATUSES, count } from "./words.js";
+import { STATUSES, count, heard } from "./words.js";
 
 const { search, page, jobs, tasks } = $("#search-card").dataset;
 const PAGE = 25;
@@ -24,7 +24,7 @@ function line(job) {
   return el("tr", {},
     el("td", {}, el("strong", {}, user(job.value)), " ", el("small", {}, user(job.field))),
     el("td", {}, badge),
-    el("td", {}, user(job.messages.at(-1)?.message ?? "")),
+    mixed("td", heard(job.messages.at(-1)?.message ?? "")),
     el("td", {}, job.task_id === null ? t("none") : el("a", { href: `${tasks}/${job.task_id}` }, title)),
     el("td", { class: "number" }, job.row === null ? "" : count(job.row)),
     el("td", {}, moment(job.finished_at ?? job.started_at ?? job.created_at)),

@@ -1,13 +1,13 @@
 // A Task's own page: its bar, what is to be done next, its rows and its settings. Everything moves without a reload.
 
 import { Follower, attempt, call, check, linked, upload } from "./api.js";
-import { $, $$, drawBadge, drawBar, drawFacts, el, leave, moment, redraw, setText, show, showProblem, sure, user } from "./dom.js";
+import { $, $$, drawBadge, drawBar, drawFacts, drawMixed, el, english, leave, mixed, moment, redraw, setText, show, showProblem, sure, user } from "./dom.js";
 import { sparkline } from "./chart.js";
 import { language, parts, t, tn } from "./i18n.js";
 import { Pages, Rows, columnsOf, kind, line, place, reasons } from "./rows.js";
 import {
-  CALLBACKS, CALLED, COUNTS, KNOBS, ROWS, SHARDS, WAITS, badge, changes, count, duration, left, logged, nextStep, pace, percent, rate, reached, rows, saidBy, segments,
-  sentence, turned,
+  CALLBACKS, CALLED, COUNTS, KNOBS, ROWS, SHARDS, WAITS, badge, changes, count, duration, left, listed, logged, nextStep, pace, percent, rate, reached, rows, saidBy, segments,
+  sentence, together, turned,
 } from "./words.js";
 
 const id = $("#task").dataset.id;
@@ -27,7 +27,7 @@ const poller = new Follower(document.body.dataset.api, id, {
     await load();
   },
   onGone() {
-    setText($("#words"), t("This Task is not there any more."));
+    drawMixed($("#words"), t("This Task is not there any more."));
     for (const node of $$("[data-verb], #parts, #next-card")) show(node, false);
   },
 });
@@ -57,14 +57,14 @@ function drawHead(p) {
   setText($("#task-title"), title);
   document.title = `${p.progress.percent === null ? "" : `${Math.floor(p.progress.percent)} % · `}${title}`;
   drawBadge($("#state"), badge(p));
-  setText($("#words"), sentence(p, of));
+  drawMixed($("#words"), sentence(p, of));
   drawBar($("#bar"), segments(p), { percent: reached(p), text: `${percent(p)}, ${sentence(p, of)}` });
   setText($("#percent"), p.counts.total || !p.done ? percent(p) : "");
   setText($("#of"), p.counts.total || !p.done ? t("{done} of {rows}", { done: count(p.progress.done), rows: rows(p.counts.total, of) }) : "");
   setText($("#pace"), pace(p));
   // A reader of screens hears every tenth and every change of state, not every row.
   const now = `${p.state} ${Math.floor((p.progress.percent ?? 0) / 10)}`;
-  if (now !== said) setText($("#live"), `${percent(p)}. ${sentence(p, of)}`);
+  if (now !== said) drawMixed($("#live"), together(percent(p), sentence(p, of)));
   said = now;
 }
 
@@ -72,7 +72,7 @@ function drawHead(p) {
 
 /** A reason in the reader's language; the API's own words, with what mends it, are English. */
 function standing({ code, message, mend }) {
-  const said = el("span", { lang: "en", dir: "auto", class: "user" }, `${message}: ${mend}.`);
+  const said = english(`${message}: ${mend}.`);
   return el("li", {}, ...(language === "en" || !(code in WAITS) ? [said] : [WAITS[code], " ", said]));
 }
 
@@ -303,7 +303,7 @@ const facts = (p) => [
   [t("Worker"), p.worker], [t("In flight, about"), count(p.control.in_flight)], [t("Submitted"), moment(p.created_at)], [t("Began"), moment(p.started_at)],
   [t("Ended"), moment(p.finished_at)], [t("Waiting for another try"), count(p.retrying)],
   ...(knobs ? [] : settings(p)),
-  ...p.callbacks.map((each) => [CALLBACKS[each.name], `${each.worker}: ${CALLED[each.status] ?? t("not called")}`]),
+  ...p.callbacks.map((each) => [CALLBACKS[each.name], `${each.worker}${t(": ")}${CALLED[each.status] ?? t("not called")}`]),
 ];
 
 /** The knobs of a Task, for those who may not turn them. */
@@ -413,7 +413,7 @@ async function loadChildren(p) {
   const page = await call(`${document.body.dataset.api}?parent=${id}&limit=${CHILDREN}`, { has: "tasks" });
   $("#children").replaceChildren(...page.tasks.map((each) => el("li", {},
     el("span", { class: "grow" }, link(each.task_id), " ", user(each.title || each.worker)),
-    el("span", { class: "quiet" }, `${percent(each)}, ${badge(each)[0]}`))));
+    el("span", { class: "quiet" }, listed([percent(each), badge(each)[0]])))));
 }
 
 correct?.addEventListener("submit", (event) => {
@@ -576,7 +576,7 @@ async function loadGroups(p) {
 }
 
 /** One of the messages of a group that shows what they have in common. */
-const instance = (g) => (saidBy(g) === g.message ? null : el("p", { class: "quiet" }, parts("For instance: {message}", { message: user(g.message) })));
+const instance = (g) => (g.count === 1 || g.template === g.message ? null : el("p", { class: "quiet" }, parts("For instance: {message}", { message: user(g.message) })));
 
 /** Some of the rows of a group; the first leads to its job. */
 function samples(g) {
@@ -608,7 +608,7 @@ async function loadLog(p) {
   show($("#activity-box"), log.length > 0);
   redraw($("#activity tbody"), $("#panel-activity"), () => $("#activity tbody").replaceChildren(...log.map((entry) =>
     el("tr", {}, el("td", {}, moment(entry.at)), el("td", {}, user(entry.who || "–")),
-      el("td", {}, user(logged(entry, of))), el("td", {}, mayControl && undo(entry))))));
+      mixed("td", logged(entry, of)), el("td", {}, mayControl && undo(entry))))));
   told = now;
 }
 

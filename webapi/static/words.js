@@ -2,6 +2,9 @@
 
 import { filled, language, locale, t, tn } from "./i18n.js";
 
+/** What the server's catalogues have for this page: `of_server` of texts.py. */
+const { messages, reasons } = JSON.parse(document.body.dataset.ofServer);
+
 const numbers = new Intl.NumberFormat(locale);
 const rates = new Intl.NumberFormat(locale, { maximumFractionDigits: 1 });
 
@@ -15,6 +18,19 @@ export const jobs = (n) => tn("{n} job", "{n} jobs", n);
 export const rate = (n) => rates.format(n);
 /** Memory: "120 MB". */
 export const bytes = (n) => `${numbers.format(Math.round(n / 1_000_000))} MB`;
+
+/** Several values as a list: "a, b". */
+export const listed = (each) => each.join(t(", "));
+
+/** A name and what it says: "Paused: 3 refused"; the name alone where it says nothing. */
+const labelled = (name, text) => (text === "" ? name : name + t(": ") + text);
+
+const MARKS = /[\u2066-\u2069]/g;
+const between = (mark, text) => `${mark}${String(text).replace(MARKS, "")}\u2069`;
+/** A text of users in one of ours, between the marks of Unicode for its own direction: `mixed` of dom.js makes an element of it. */
+const own = (text) => between("\u2068", text);
+/** The same of what the server says in English alone. */
+const inEnglish = (text) => between("\u2066", text);
 
 /** Sentences one after the other, without those that are empty. */
 export const sentences = (...each) => each.filter(Boolean).join(language === "en" ? " " : "");
@@ -106,10 +122,10 @@ export function badge(p) {
   return [bad > 0 ? t("finished with failures") : t("finished in part"), "partial"];
 }
 
-/** What a Task does now, in a sentence. `of`: what its items are, ROWS or SHARDS. */
+/** What a Task does now, in a sentence that may have parts in English. `of`: what its items are, ROWS or SHARDS. */
 export function sentence(p, of = ROWS) {
   const { counts: c } = p;
-  const broken = p.split.state === "failed" && t("The list could not be read to its end: {reason}", { reason: why(p) });
+  const broken = p.split.state === "failed" && t("The list could not be read to its end: {reason}", { reason: because(p.split.reason) });
   const waits = p.retrying > 0 && waiting(p, of);
   switch (p.state) {
     case "splitting": return sentences(p.split.state === "open" ? t("Open: {rows} so far, and more may be added.", { rows: of(c.total) }) : t("Reading the list: {rows} so far.", { rows: of(c.total) }), waits);
@@ -125,15 +141,29 @@ export function sentence(p, of = ROWS) {
 
 const notRun = (n, of) => tn("Cancelled: {rows} was not run.", "Cancelled: {rows} were not run.", n, { rows: of(n) });
 
-/** What a group of failures says: what they have in common, or the message of a single one. */
-export const saidBy = (group) => (group.count === 1 ? group.message : group.template);
+/**
+ * A message of an Event: the middleware's words in the reader's language, the application's between marks. "Failed: " and "Error: " are left
+ * out: the status stands beside the message.
+ */
+export function heard(message) {
+  for (const [written, text] of messages) {
+    const [before, after] = written.split("{0}");
+    if (after === undefined ? message === before : message.startsWith(before) && message.endsWith(after)) {
+      return text.replace("{0}", () => own(message.slice(before.length, message.length - (after ?? "").length)));
+    }
+  }
+  return own(message);
+}
+
+/** What a group of failures says, without marks: what they have in common, or the message of a single one. */
+export const saidBy = (group) => heard(group.count === 1 ? group.message : group.template).replace(MARKS, "");
 
 /** How many rows wait for another try, and the error for which most of them do. */
 function waiting(p, of) {
   const [first] = p.retrying_errors ?? [];
   const [said, values] = [first ? saidBy(first) : "", { rows: of(p.retrying) }];
   if (!said) return tn("{rows} waits for another try.", "{rows} wait for another try.", p.retrying, values);
-  const error = said.length > 120 ? `${said.slice(0, 119)}…` : said;
+  const error = own(said.length > 120 ? `${said.slice(0, 119)}…` : said);
   return tn("{rows} waits for another try: {error}.", "{rows} wait for another try: {error}.", p.retrying, { ...values, error });
 }
 
@@ -165,13 +195,16 @@ function finished(p, of) {
 
 const lost = (p) => (p.state_reason === "callback_failed" ? t("What should have followed it failed.") : "");
 
-/** The words of the reason, which the API gives after its code. */
-const why = ({ split }) => (split.reason ?? "").replace(/^[a-z_]+: /, "");
+/** Why a list was not taken, of the API's code and its English words. */
+function because(reason) {
+  const [, code, detail] = /^(?:([a-z_]+): )?(.*)$/s.exec(reason ?? "");
+  return Object.hasOwn(reasons, code) ? reasons[code].replace("{detail}", () => inEnglish(detail)) : detail;
+}
 
 /** Why a list was refused. What is wrong with its rows stands below. */
 function rejected(p) {
   const { split: { reason, rejected: n } } = p;
-  if (reason) return t("Not accepted: {reason}", { reason: why(p) });
+  if (reason) return t("Not accepted: {reason}", { reason: because(reason) });
   if (n === 0) return t("Not accepted: the list has no rows.");
   if (p.state_reason === "rows_rejected") return tn("Not accepted as a whole: {n} row is not in order.", "Not accepted as a whole: {n} rows are not in order.", n);
   return n === 1 ? t("Not accepted: its only row is not in order.") : t("Not accepted: none of its {rows} is in order.", { rows: rows(n) });
@@ -243,35 +276,51 @@ export const KNOBS = {
 };
 
 const DONE = {
-  paused: t("Paused"), resumed: t("Resumed"), cancelled: t("Cancelled"), sealed: t("Sealed"), added: t("Rows added"), linked: t("A link was made"),
+  submitted: t("The list was submitted"), paused: t("Paused"), resumed: t("Resumed"), cancelled: t("Cancelled"), sealed: t("Sealed"), added: t("Rows added"), linked: t("A link was made"),
   closed: t("Every row has ended"), finished: t("Finished"), "split sealed": t("The list was read"), "split open": t("Open for more rows"),
   "split failed": t("The list could not be read to its end"), "split cancelled": t("The reading of the list was ended"),
   "callbacks retried": t("What follows runs again"), called_back: t("What follows is done"), callback_failed: t("What should have followed failed"),
   "jobs retried": t("Jobs run again"), "jobs restarted": t("Jobs started"), "jobs cancelled": t("Jobs cancelled"), "jobs killed": t("Jobs given up"),
-  "jobs stopped": t("Jobs stopped"), "jobs dismissed": t("Jobs dismissed"),
+  "jobs stopped": t("Jobs stopped"), "jobs dismissed": t("Jobs dismissed"), "counts repaired": t("The counts were repaired"),
 };
 
-export const knobValue = (value) => (value === null || value === undefined || value === "" ? t("none") : String(value));
+/** The details of an entry; "" for those that the entry says otherwise, or that are for programs. */
+const DETAILS = {
+  title: (text) => (text ? labelled(t("Title"), own(text)) : ""), worker: (name) => labelled(t("Worker"), own(name)), owner: (name) => labelled(t("Owner"), own(name)),
+  accepted: (n) => t("{n} accepted", { n: count(n) }), rejected: (n) => t("{n} not accepted", { n: count(n) }),
+  after_row: (n) => (n > 0 ? t("after row {row}", { row: count(n) }) : ""), failed: (n) => t("{n} refused", { n: count(n) }),
+  error: (n) => tn("{n} error", "{n} errors", n), tolerated_failures: (value) => labelled(KNOBS.tolerated_failures, knobValue("tolerated_failures", value)),
+  generation: (n) => (n > 1 ? t("run {n}", { n: count(n) }) : ""), jobs, first: (job) => t("the first is {job}", { job: own(job) }), callbacks: () => "",
+  expires_at: (time) => t("valid until {time}", { time: when(time) }), with_task: (task) => t("with Task {task}", { task }),
+  reason: (text) => ({ ...WAITS, open_limit: t("Nobody added anything in time.") }[text] ?? because(text)), message: () => "", text: () => "",
+};
+
+function knobValue(name, value) {
+  if (value === null || value === undefined || value === "") return t("none");
+  if (name === "title") return own(value);
+  return name === "start_at" ? when(value) : String(value);
+}
 
 /** A knob that was turned: "Priority: 0 → 5". */
-export const turned = (name, before, after) => t("{knob}: {before} → {after}", { knob: KNOBS[name], before: knobValue(before), after: knobValue(after) });
+export const turned = (name, before, after) => t("{knob}: {before} → {after}", { knob: KNOBS[name], before: knobValue(name, before), after: knobValue(name, after) });
 
 /** The knobs that an entry of the log changed: [name, old value, new value]. */
 export const changes = ({ action, detail }) => (action !== "changed" || detail === null ? [] :
   Object.entries(detail).filter(([name, pair]) => name in KNOBS && Array.isArray(pair)).map(([name, [before, after]]) => [name, before, after]));
 
-/** What an entry of the log says. */
+/** What an entry of the log says, with texts of users and in English between marks. */
 export function logged(entry, of = ROWS) {
   const knobs = changes(entry).map((each) => turned(...each));
   if (knobs.length) return knobs.join(t("; "));
   const { action, detail } = entry;
   if (action === "retried") {
     const { statuses = [], message, limit, rows: chosen } = detail ?? {};
-    const which = [statuses.map((each) => STATUSES[each] ?? each).join(t(", ")), message, chosen && of(chosen), limit && t("at most {rows}", { rows: of(limit) })];
+    const which = [statuses.map((each) => STATUSES[each] ?? each).join(t(", ")), message && own(message), chosen && of(chosen), limit && t("at most {rows}", { rows: of(limit) })];
     return t("Run again: {which}", { which: which.filter(Boolean).join(t("; ")) });
   }
-  const more = Object.entries(detail ?? {}).filter(([, value]) => value !== null && typeof value !== "object").map(([name, value]) => `${name.replaceAll("_", " ")} ${value}`);
-  return [DONE[action] ?? action, more.join(t(", "))].filter(Boolean).join(t(": "));
+  const more = Object.entries(detail ?? {}).filter(([, value]) => value !== null && typeof value !== "object")
+    .map(([name, value]) => (name in DETAILS ? DETAILS[name](value) : own(`${name.replaceAll("_", " ")} ${value}`)));
+  return labelled(DONE[action] ?? action, listed(more.filter(Boolean)));
 }
 
 /**
@@ -309,9 +358,6 @@ export const reached = (p) => (p.done ? (p.progress.percent ?? 0) : p.progress.p
 export const amount = (p) => (p.counts.total || !p.done ? t("{percent} of {total}", { percent: percent(p), total: count(p.counts.total) }) : "");
 
 export const percent = (p) => (p.progress.percent === null ? "–" : `${Math.floor(p.progress.percent)} %`);
-
-/** Several values as a list: "a, b". */
-export const listed = (each) => each.join(t(", "));
 
 // -- How a request ended without its result ----------------------------------------------------------------------------
 
