@@ -176,7 +176,7 @@ export function sleep(ms, signal) {
 /** Takes the events of a stream until it ends. It begins at once, and a comment every 15 s says that it is there. */
 function stream(task, tag, { token, signal }, take) {
   const headers = { Accept: "text/event-stream", ...(tag && { "Last-Event-ID": tag }) };
-  return ask(`${task}/stream`, { token, signal, headers, ms: 10_000 }, async (answer, alive) => {
+  return ask(`${task}/stream`, { token, signal, headers, ms: 5_000 }, async (answer, alive) => {
     if (!answer.headers.get("Content-Type")?.startsWith("text/event-stream")) await fetched(answer, []);
     let rest = "";
     for (const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader(); ;) {
