@@ -154,7 +154,8 @@ function drawError(job) {
   show($("#error-card"), job.last_error !== null);
   if (job.last_error === null) return;
   setText($("#error"), job.last_error.message);
-  setText($("#error-process"), job.last_error.process && t("In the process {process}", { process: job.last_error.process }));
+  const { process } = job.last_error;
+  $("#error-process").replaceChildren(...(process ? parts("In the process {process}", { process: user(process) }) : []));
   show($("#traceback"), job.traceback !== null);
   if (job.traceback !== null && job.traceback !== traced) $("#traceback .trace").replaceChildren(...folded(job.traceback));
   traced = job.traceback;
