@@ -27,6 +27,7 @@ from asynctask.testing import wait_for
 from webapi import create_app
 from webapi.context import Slots, progress_tag
 from webapi.front import FOLLOW, HEARTBEAT_S, LATEST, TICK_S, Following, Notifier, Polls
+from webapi.front import Sent as Known
 from webapi.server import HttpServer
 
 
