@@ -533,16 +533,12 @@ def test_one_read_serves_all_polls_that_came_during_the_one_before() -> None:
         assert new == [progress_of(1, 1), progress_of(2, 1), None] * 50
         assert ledger.reads == [[1, 2, 3]]
         same = await asyncio.gather(*(polls.read(task_id, tags[task_id]) for task_id in (1, 2) * 50))
-        assert {(each.tag, each.retry_after) for each in same} == {
-            (tags[1][3:-1].decode(), "1"),
-            (tags[2][3:-1].decode(), "1"),
-        }
+        assert same == [Known(str(1), tags[task_id][3:-1].decode(), "1") for task_id in (1, 2)] * 50
         assert ledger.reads[1:] == [[1, 2]]
-        one_has_not = await asyncio.gather(polls.read(1, tags[1]), polls.read(1, b'"another"'), polls.read(2, tags[2]))
-        assert one_has_not[:2] == [progress_of(1, 1)] * 2, (
-            "its object is read for the one, and the other finds that it has it"
-        )
-        assert one_has_not[2] == same[1]
+        asked = ((1, tags[1]), (1, b'"another"'), (2, tags[2]))
+        has, has_not, other = await asyncio.gather(*(polls.read(*each) for each in asked))
+        assert has == has_not == progress_of(1, 1), "the one that has it finds that out by its tag"
+        assert other == same[1]
         ledger.version[1], ledger.away = 2, 1
         assert await polls.read(1, tags[1]) is None, "the application says what is wrong"
         assert await polls.read(1, tags[1]) == progress_of(1, 2)
