@@ -372,9 +372,9 @@ def _by_token(logins: Logins) -> User:
     user = logins.user_of(given, request.remote_addr or "", request.path)
     if user is None:
         of_page = request.headers.get("Sec-Fetch-Dest") == "empty" or shows_pages()
-        wrong = "a token is needed" if given is None else "this token is not known"
+        wrong = "a token is needed: send it" if given is None else "this token is not known: send another"
         raise (LoggedOut if of_page else Unauthorized)(
-            f"{wrong}: send one as `Authorization: Bearer SECRET`, or log in with name and secret"
+            f"{wrong} as `Authorization: Bearer SECRET`, or log in with name and secret"
         )
     return user
 

@@ -356,7 +356,7 @@ SENTENCES: tuple[tuple[str, dict[str, Any], str], ...] = (
     (
         "running",
         {"retrying": 1_960, "retrying_errors": [{"count": 100, "template": "no ‹n›", "message": "no 1"}]},
-        "Running. 1,960 rows wait for another try: no ‹n›.",
+        "Running. 1,960 rows wait for another try: \u2068no ‹n›\u2069.",  # marked as of the application
     ),
     (
         "running",

@@ -106,8 +106,7 @@ _OWN = "script, noscript, code, kbd, pre, bdi, [lang=en], #zone, #encoding, [dir
 """What has words of users, names or English."""
 
 
-def left_in_english(page: Any, *names: str) -> list[str]:
-    """The texts of a page in another language that have English words: none of users, and none of ``names``."""
+def left_in_english(page: Any) -> list[str]:
+    """The texts of a page that have English words: no names, and nothing marked as English or a user's."""
     texts: list[str] = page.evaluate(_TEXTS, _OWN)
-    known = re.compile("|".join([NAMES.pattern, *map(re.escape, names)]))
-    return [text for text in texts if LATIN.search(known.sub("", text))]
+    return [text for text in texts if LATIN.search(NAMES.sub("", text))]

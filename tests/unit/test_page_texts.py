@@ -136,7 +136,7 @@ def test_every_problem_that_the_api_has_in_english_alone_is_translated_by_its_co
     """A new code is translated in the catalogues of the pages, or, with its details, among the texts of lists."""
     codes = {code for path in SOURCES for found in CODE.findall(path.read_text()) for code in found if code}
     known = {text.removeprefix("problem:") for text in texts.catalogue(language) if text.startswith("problem:")}
-    of_http = {"method_not_allowed"}
+    of_http = {"bad_request", "method_not_allowed"}
     wanted = {code for code in codes | of_http if not texts.is_translated(code)} - NOT_OF_PAGES
     assert wanted - known == set(), "codes without a translation"
     assert known - wanted == set(), "translations of codes that no answer has"

@@ -11,7 +11,8 @@ const WHEN_DONE = 15_000;
 
 /**
  * An AsyncTaskError in the reader's words: `cause` says what happened; `problem` is the API's problem+json, if it wrote the answer,
- * with a `detail` that also says what to do, and `english`, its own words where they are not the reader's. `effect`: "change" or "list" if that may have been done all the same, or "none".
+ * with a `detail` that also says what to do, and `english`, the API's words where those are not the reader's. `effect`: "change" or
+ * "list" if that may have been done all the same, or "none".
  */
 export class Refused extends Error {
   constructor(error, effect) {

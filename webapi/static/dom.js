@@ -32,6 +32,7 @@ export function drawMixed(node, text) {
   node.replaceChildren(...text.split(/([\u2066\u2068].*?\u2069)/s).map((part) => PARTS[part[0]]?.(part.slice(1, -1)) ?? part));
 }
 
+/** The same in a new element. */
 export function mixed(tag, text) {
   const node = el(tag);
   drawMixed(node, text);
@@ -156,8 +157,8 @@ export function drawBar(bar, segments, { percent, text }) {
 }
 
 /**
- * A problem (RFC 9457, and `lang`, its language, and `english`, its details in English) with its bad rows as a table, put into `box`; null takes it away. Of a text whose encoding is in
- * doubt each likely one is a button, and so is each other sheet of a workbook refused for the one that was read; it calls
+ * A problem (RFC 9457; `lang` is the language of `detail`, `english` what the API says of it in English) with its bad rows as a table, put
+ * into `box`; null takes it away. Of a text whose encoding is in doubt each likely one is a button, and so is each other sheet of a workbook refused for the one that was read; it calls
  * `onChoice` with the option's name and value.
  */
 export function showProblem(box, problem, onChoice = null) {

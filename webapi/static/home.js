@@ -4,7 +4,7 @@ import { Poller, attempt, call } from "./api.js";
 import { sparkline } from "./chart.js";
 import { $, drawBadge, drawBar, drawMixed, el, moment, setText, show, user } from "./dom.js";
 import { t, tn } from "./i18n.js";
-import { amount, badge, count, duration, listed, pace, percent, problems, rate, reached, remark, rows, segments, sentence } from "./words.js";
+import { amount, badge, count, duration, listed, own, pace, percent, problems, rate, reached, remark, rows, segments, sentence } from "./words.js";
 
 const PAGE = 20;
 const HOUR_MS = 3_600_000;
@@ -18,7 +18,7 @@ const now = $("#now");
 function figure(name, value, note = "", bad = false) {
   const tile = $(`#now-${name}`);
   setText($("strong", tile), value);
-  setText($("small", tile), note || "");
+  drawMixed($("small", tile), note || "");
   tile.classList.toggle("bad", bad);
 }
 
@@ -26,7 +26,7 @@ function drawQueues({ queues }) {
   const waiting = queues.reduce((sum, queue) => sum + queue.waiting, 0);
   const left = queues.filter((queue) => queue.unattended && queue.waiting > 0).map((queue) => queue.name);
   const oldest = Math.max(0, ...queues.map((queue) => queue.oldest_s ?? 0));
-  const unattended = tn("no process works the queue {queues}", "no process works the queues {queues}", left.length, { queues: listed(left) });
+  const unattended = tn("no process works the queue {queues}", "no process works the queues {queues}", left.length, { queues: listed(left.map(own)) });
   figure("waiting", count(waiting), left.length ? unattended : oldest >= 1 ? t("the oldest for {time}", { time: duration(oldest) }) : "", left.length > 0);
 }
 

@@ -1,9 +1,9 @@
 // One job: its record, and what can be done about it.
 
 import { Poller, attempt, call, linked } from "./api.js";
-import { $, $$, drawBadge, drawFacts, el, mixed, moment, setText, show, sure, user } from "./dom.js";
+import { $, $$, drawBadge, drawFacts, drawMixed, el, mixed, moment, setText, show, sure, user } from "./dom.js";
 import { parts, t, tn } from "./i18n.js";
-import { STATUSES, count, duration, heard, listed } from "./words.js";
+import { STATUSES, count, duration, heard, listed, own } from "./words.js";
 
 const page = $("#job");
 const self = page.dataset.job;
@@ -155,7 +155,7 @@ function drawError(job) {
   if (job.last_error === null) return;
   setText($("#error"), job.last_error.message);
   const { process } = job.last_error;
-  $("#error-process").replaceChildren(...(process ? parts("In the process {process}", { process: user(process) }) : []));
+  drawMixed($("#error-process"), process ? t("In the process {process}", { process: own(process) }) : "");
   show($("#traceback"), job.traceback !== null);
   if (job.traceback !== null && job.traceback !== traced) $("#traceback .trace").replaceChildren(...folded(job.traceback));
   traced = job.traceback;

@@ -28,7 +28,7 @@ const labelled = (name, text) => (text === "" ? name : name + t(": ") + text);
 const MARKS = /[\u2066-\u2069]/g;
 const between = (mark, text) => `${mark}${String(text).replace(MARKS, "")}\u2069`;
 /** A text of users in one of ours, between the marks of Unicode for its own direction: `mixed` of dom.js makes an element of it. */
-const own = (text) => between("\u2068", text);
+export const own = (text) => between("\u2068", text);
 /** The same of what the server says in English alone. */
 const inEnglish = (text) => between("\u2066", text);
 
@@ -319,7 +319,7 @@ export function logged(entry, of = ROWS) {
     return t("Run again: {which}", { which: which.filter(Boolean).join(t("; ")) });
   }
   const more = Object.entries(detail ?? {}).filter(([, value]) => value !== null && typeof value !== "object")
-    .map(([name, value]) => (name in DETAILS ? DETAILS[name](value) : own(`${name.replaceAll("_", " ")} ${value}`)));
+    .map(([name, value]) => (Object.hasOwn(DETAILS, name) ? DETAILS[name](value) : own(`${name.replaceAll("_", " ")} ${value}`)));
   return labelled(DONE[action] ?? action, listed(more.filter(Boolean)));
 }
 
