@@ -120,10 +120,7 @@ class ListedEvent(TypedDict):
     items: Annotated[int, "How many items the job has."]
     outcomes: Outcomes
     params: Any
-    added_messages: Annotated[
-        list[dict[str, Any]],
-        "Each has `at`, `status`, `message` and `attempt`; some the `row` of an item, or the `process` of an attempt.",
-    ]
+    added_messages: Annotated[list[dict[str, Any]], "That of the begin of an attempt names its `process`."]
     messages: Annotated[list[dict[str, Any]], "The same as added_messages, by the name of earlier releases."]
     result: Any
     problem: str | None

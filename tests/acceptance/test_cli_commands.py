@@ -539,7 +539,7 @@ def note(n: int) -> None:
 def test_a_worker_logs_what_its_jobs_log_with_their_ids(desk: Desk, settings: str, flags: tuple[str, ...]) -> None:
     (desk.folder / "notes.py").write_text(NOTES.format(settings=settings))
     desk.environ["ASYNCTASK_APP"] = "notes:app"
-    with desk.started("worker", "-p", 2, *flags):
+    with desk.started("worker", "-p", 1, *flags):
         job_id = desk.json("perform", "note", "--args", "[5]")["job_id"]
         wait_for(lambda: "job_ended" in (desk.folder / "stderr.log").read_text(), "the job has ended")
     lines = [json.loads(line) for line in (desk.folder / "stderr.log").read_text().splitlines()]
@@ -553,7 +553,7 @@ def test_a_worker_logs_what_its_jobs_log_with_their_ids(desk: Desk, settings: st
 def test_the_supervisor_logs_as_the_application_says(desk: Desk) -> None:
     (desk.folder / "notes.py").write_text(NOTES.format(settings="log_format='console'"))
     desk.environ["ASYNCTASK_APP"] = "notes:app"
-    with desk.started("up", "--port", "0") as process:
+    with desk.started("worker", "-p", 1) as process:
         assert process.stdout is not None
         process.stdout.readline()
         wait_for(lambda: desk.registered("worker") == 1, "the worker has registered")

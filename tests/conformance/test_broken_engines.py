@@ -100,9 +100,9 @@ def mute(patch: pytest.MonkeyPatch) -> None:
     """Loses what a job says."""
     opening = Tracker._opening
 
-    def silent(self: Tracker, attempt: Attempt) -> Any:
+    def silent(self: Tracker, attempt: Attempt, **named: bool) -> Any:
         attempt.job = None
-        return opening(self, attempt)
+        return opening(self, attempt, **named)
 
     patch.setattr(Tracker, "_opening", silent)
 

@@ -12,6 +12,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from support.forked import run_program
 from support.servers import RedisServer, oldest_engine
 from support.world import World
 
@@ -82,20 +83,20 @@ def test_a_list_goes_over_the_engine_of_an_example(
 def test_a_list_goes_to_the_tasks_of_a_django_project(world: World, environ: dict[str, str]) -> None:
     """They are ``shared_task`` in modules that ``autodiscover_tasks()`` finds, and were unknown: it had no workers."""
     environ |= {"SHOP_DATABASE": str(world.folder / "shop.sqlite3"), "DJANGO_SETTINGS_MODULE": "django_shop.settings"}
-    run(world, environ, "-m", "django", "migrate", "--run-syncdb")
-    listed = run(world, environ, "-m", "asynctask", "-A", "django_shop.celery:tracked", "workers", "--json")
+    run(world, environ, "django", "migrate", "--run-syncdb")
+    listed = run(world, environ, "asynctask", "-A", "django_shop.celery:tracked", "workers", "--json")
     assert [each["name"] for each in json.loads(listed)["workers"]] == ["django_shop.tasks.enroll"]
-    worker = world.spawn("-m", "celery", "-A", "django_shop", "worker", "-c", "2", **environ)
+    worker = world.fork("-m", "celery", "-A", "django_shop", "worker", "-c", "2", **environ)
     sheet = world.folder / "products.csv"
     sheet.write_text("\n".join(["sku,stock", *(f"SKU-{n},{n % 5}" for n in range(20))]))
     words = ("submit", str(sheet), "--worker", "django_shop.tasks.enroll", "--json")
-    task_id = json.loads(run(world, environ, "-m", "asynctask", "-A", "django_shop.celery:tracked", *words))["task_id"]
+    task_id = json.loads(run(world, environ, "asynctask", "-A", "django_shop.celery:tracked", *words))["task_id"]
     app = world.app()
     wait_for(lambda: app.task(task_id).progress()["done"], f"all is done; said: {world.said()[-3000:]}", 120)
     counts = app.task(task_id).progress()["counts"]
     assert (counts["finish"], counts["failed"]) == (16, 4)
     lone = "from django_shop.tasks import enroll; print(enroll.delay({'sku': 'X', 'stock': 1}).id)"
-    job_id = run(world, environ, "-c", lone).strip()
+    job_id = run(world, environ, "django", "shell", "-v", "0", "-c", lone).strip()
     wait_for(lambda: app.event(job_id)["status"] == "finish", "a job that the project sends itself is recorded, too")
     with closing(sqlite3.connect(world.folder / "shop.sqlite3")) as shop:
         assert shop.execute("SELECT COUNT(*) FROM django_shop_product").fetchone() == (17,)
@@ -104,9 +105,7 @@ def test_a_list_goes_to_the_tasks_of_a_django_project(world: World, environ: dic
 
 
 def run(world: World, environ: dict[str, str], *words: str) -> str:
-    """What a program prints that must succeed."""
-    done = subprocess.run(
-        [sys.executable, *words], cwd=world.folder, env=environ, capture_output=True, text=True, timeout=120, check=False
-    )
+    """What a module prints that must succeed."""
+    done = run_program(words, cwd=world.folder, env=environ, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -35,7 +35,7 @@ pytestmark = [
 @pytest.fixture
 def app(request: pytest.FixtureRequest, store: Store, broker_kind: str, tmp_path: Path) -> Iterator[AsyncTask]:
     """An application whose untracked jobs wait in its ledger, and one with Redis as the broker."""
-    settings: dict[str, Any] = {}
+    settings: dict[str, Any] = {"heartbeat_s": 0.5}
     if broker_kind == "redis":
         server = request.getfixturevalue("redis_server")
         with server.client() as client:

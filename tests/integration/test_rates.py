@@ -29,6 +29,9 @@ LATE = 0.75
 """Seconds within which a lent job starts on a machine with other work."""
 
 
+pytestmark = pytest.mark.one_database(reason="what a limit permits is decided above the database")
+
+
 def starts(world: World) -> list[float]:
     """When the jobs started, in seconds, in order."""
     found = world.sql("SELECT started_at FROM events WHERE started_at IS NOT NULL ORDER BY started_at")
@@ -60,6 +63,7 @@ def rated(world: World, rate: str = "20/s", **more: Any) -> AsyncTask:
 # -- in processes
 
 
+@pytest.mark.each_database(reason="each locks the row of a limit in its own way")
 def test_two_processes_start_jobs_of_several_tasks_at_the_rate_of_their_limit(world: World) -> None:
     app = rated(world)
     tasks = [app.submit(name, numbers(20)) for name in ("call", "ask", "call")]
@@ -94,6 +98,7 @@ def test_after_a_kill_of_a_process_the_others_go_on_at_the_rate(world: World) ->
     children[1].terminate()
 
 
+@pytest.mark.each_database(reason="each reads the row of a limit under its own lock")
 def test_a_rate_that_is_changed_holds_at_once_in_a_process_that_runs(world: World) -> None:
     app = rated(world, "1/min")
     with world.working(app):
@@ -136,6 +141,7 @@ def test_a_drain_moves_the_time_on_to_the_next_start(world: World) -> None:
 # -- one step at a time
 
 
+@pytest.mark.each_database(reason="closed limits are found in SQL")
 def test_a_borrow_gets_what_the_limit_permits_and_then_no_task_of_it_is_offered(world: World) -> None:
     app = rated(world, "8/s")
     tasks = [app.submit(name, numbers(9)) for name in ("call", "ask", "call", "seldom", "note")]
@@ -151,9 +157,9 @@ def test_a_borrow_gets_what_the_limit_permits_and_then_no_task_of_it_is_offered(
     assert len(borrow(app.ledger, tasks[1].id)) >= 1
 
 
+@pytest.mark.each_database(reason="each skips a locked row in its own way")
+@pytest.mark.databases("postgresql", "mariadb", reason="on SQLite a transaction that writes excludes all others")
 def test_a_borrow_that_finds_the_limit_locked_leaves_it(world: World) -> None:
-    if world.store.url.startswith("sqlite"):
-        pytest.skip("a transaction that writes excludes all others")
     app = rated(world)
     task = app.submit("call", numbers(3))
     (offer,) = offers(app.ledger)
@@ -209,7 +215,6 @@ def test_a_limit_that_the_code_gives_up_is_gone(world: World) -> None:
     assert len(borrow(app.ledger, task.id)) == 50
 
 
-@pytest.mark.one_database(reason="nothing is written")
 def test_what_cannot_be_declared(world: World) -> None:
     app = rated(world)
     cases: list[tuple[dict[str, Any], str]] = [

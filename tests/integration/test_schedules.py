@@ -22,6 +22,9 @@ from webapi import create_app
 HOUR = 3_600 * SECOND
 
 
+pytestmark = pytest.mark.one_database(reason="which ticks have a Task is decided above the database")
+
+
 def seconds_of(world: World, name: str = "seconds") -> list[int]:
     """The ticks of which there is a Task, in seconds, in order."""
     keys = world.sql("SELECT idempotency_key FROM tasks WHERE idempotency_key LIKE ?", f"schedule|{name}|2%")
@@ -66,6 +69,7 @@ class Hourly:
 # -- one Task for each tick
 
 
+@pytest.mark.each_database(reason="each locks in its own way")
 def test_several_processes_of_which_one_is_killed_make_one_task_of_each_tick(world: World) -> None:
     app = world.app()
     children = [world.cli("schedule_app", "worker", "-c", "2") for _ in range(3)]
@@ -81,6 +85,7 @@ def test_several_processes_of_which_one_is_killed_make_one_task_of_each_tick(wor
     assert (schedule["skipped"], schedule["error"], schedule["declared"]) == (0, None, True)
 
 
+@pytest.mark.each_database(reason="each commits and rolls back in its own way")
 @pytest.mark.parametrize(
     "point",
     ["before:submitted:2", "after:submitted:2", *examples([], ["before:submitted:1", "before:moved:1", "after:moved:2"])],
@@ -98,6 +103,7 @@ def test_a_process_that_dies_between_submission_and_move_leaves_one_task_of_each
     assert app.schedules.find("seconds")["skipped"] == 0
 
 
+@pytest.mark.each_database(reason="keys are unique in SQL")
 def test_a_tick_that_two_processes_submit_with_different_items_has_one_task(world: World) -> None:
     one, other = Hourly(world), Hourly(world)
     one.made.append(datetime.now(UTC))  # so that it makes another list
@@ -246,6 +252,7 @@ def test_a_list_that_is_refused_is_not_sent_again_and_again(world: World) -> Non
 # -- declarations
 
 
+@pytest.mark.each_database(reason="rows are changed by statements of their own")
 def test_another_declaration_takes_effect_at_the_next_start(world: World) -> None:
     hourly = Hourly(world)
     other = world.app()
@@ -260,6 +267,7 @@ def test_another_declaration_takes_effect_at_the_next_start(world: World) -> Non
     assert hourly.shown["schedule"] == "3600", "unless it alone is left"
 
 
+@pytest.mark.each_database(reason="rows are deleted by statements of their own")
 def test_a_schedule_that_nobody_declares_is_shown_as_such_and_can_be_removed(world: World) -> None:
     hourly = Hourly(world)
     assert hourly.shown["declared"]
@@ -292,7 +300,6 @@ def test_who_declares_a_schedule_says_so_from_time_to_time(world: World) -> None
     assert world.one(seen) == hourly.now + int(SEEN_S + 1) * SECOND
 
 
-@pytest.mark.one_database(reason="declared in memory")
 def test_each_order_of_decorators_and_a_worker_without_parameters(world: World) -> None:
     app = world.app()
 
@@ -329,7 +336,6 @@ def test_each_order_of_decorators_and_a_worker_without_parameters(world: World) 
     assert (own["title"], own["control"]["priority"]) == ("Each day", 5)
 
 
-@pytest.mark.one_database(reason="declared in memory")
 def test_what_cannot_tick_is_refused_when_it_is_declared(world: World) -> None:
     app = world.app()
     refused: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
@@ -361,7 +367,6 @@ def test_what_cannot_tick_is_refused_when_it_is_declared(world: World) -> None:
 # -- over HTTP and on the command line
 
 
-@pytest.mark.one_database(reason="the request is the same on each database")
 def test_schedules_over_http(world: World) -> None:
     hourly = Hourly(world)
     client = create_app(hourly.app).test_client()
@@ -386,7 +391,6 @@ def json_of(response: Any) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.one_database(reason="the command is the same on each database")
 def test_schedules_on_the_command_line(
     world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

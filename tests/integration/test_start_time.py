@@ -15,6 +15,8 @@ from asynctask.errors import Conflict, InputError
 from asynctask.testing import wait_for
 from webapi import create_app
 
+pytestmark = pytest.mark.one_database(reason="when a Task may start is decided above the database")
+
 
 def json_of(response: Any) -> dict[str, Any]:
     found: dict[str, Any] = response.json
@@ -25,6 +27,7 @@ def soon(seconds: float) -> datetime:
     return datetime.now(UTC) + timedelta(seconds=seconds)
 
 
+@pytest.mark.each_database(reason="hints are compared in SQL")
 @pytest.mark.parametrize("options", [{}, {"parallel": 2}, {"interval": 0.1}, {"session": "s"}, {"key": "n"}], ids=str)
 def test_jobs_begin_at_the_start_time_and_not_before(world: World, options: dict[str, Any]) -> None:
     app = world.app()
@@ -38,6 +41,7 @@ def test_jobs_begin_at_the_start_time_and_not_before(world: World, options: dict
     assert app.doctor() == []
 
 
+@pytest.mark.each_database(reason="lines are made in SQL")
 def test_rows_of_a_key_keep_their_order_behind_a_task_that_starts_later(world: World) -> None:
     app = world.app()
     with world.working(app, concurrency=2):
@@ -49,6 +53,7 @@ def test_rows_of_a_key_keep_their_order_behind_a_task_that_starts_later(world: W
     assert app.doctor() == []
 
 
+@pytest.mark.each_database(reason="hints are compared in SQL")
 def test_a_task_that_waits_for_its_time_is_offered_to_nobody_and_says_why(world: World) -> None:
     app = world.app()
     with world.working(app, queues={"other": 1}):
@@ -62,6 +67,7 @@ def test_a_task_that_waits_for_its_time_is_offered_to_nobody_and_says_why(world:
         task.wait(60)
 
 
+@pytest.mark.each_database(reason="the backlog is summed in SQL")
 def test_before_its_start_time_a_task_is_no_backlog_and_then_it_waits_since_that_time(world: World) -> None:
     """Failed without the start time in ``queries._COULD_START``, and without it in the age in ``queries.backlog``."""
     app = world.app()
@@ -82,7 +88,6 @@ def test_a_start_time_in_the_past_is_now(world: World) -> None:
     assert len(borrow(app.ledger, task.id)) == 3
 
 
-@pytest.mark.one_database(reason="validation is the same on each database")
 @pytest.mark.parametrize("value", ["tomorrow", "2026-12-01", "2026-12-01T08:00:00", 1_800_000_000, True])
 def test_a_time_without_a_zone_is_refused(world: World, value: Any) -> None:
     app = world.app()
@@ -106,6 +111,7 @@ def test_a_task_is_submitted_paused(world: World, count: int) -> None:
     assert app.doctor() == []
 
 
+@pytest.mark.each_database(reason="sessions are made in SQL")
 def test_a_paused_task_leaves_its_session_to_others(world: World) -> None:
     app = world.app()
     first = app.submit("note", numbers(1), session="s", paused=True)
@@ -124,7 +130,6 @@ def test_a_long_list_is_split_while_it_is_paused(world: World) -> None:
     task.cancel()
 
 
-@pytest.mark.one_database(reason="the request is the same on each database")
 def test_both_over_http(world: World) -> None:
     app = world.app()
     client = create_app(app).test_client()
