@@ -240,13 +240,15 @@ class SqliteChannel:
         with self._lock:
             if self._fd is None:
                 self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                self._count = int.from_bytes(os.pread(self._fd, 8, 0)[6:], "little")
             return self._fd
 
     def _send(self, _connection: Any) -> None:
         descriptor = self._open()
         with self._lock:
             self._count += 1
-            os.pwrite(descriptor, struct.pack("<II", os.getpid() & 0xFFFFFFFF, self._count & 0xFFFFFFFF), 0)
+            # No two applications write the same, also in one process: the next value differs from the one that is there.
+            os.pwrite(descriptor, struct.pack("<IHH", os.getpid(), descriptor & 0xFFFF, self._count & 0xFFFF), 0)
 
     def expect_jobs(self) -> None:
         self._jobs_expected = True

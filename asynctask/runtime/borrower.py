@@ -138,7 +138,7 @@ class Borrower:
             self._unbegun = ()
             self._returns.give_back([*unbegun, *pool.jobs.drop(lambda each: each.is_borrowed)])
             self._returned.set()
-        has_any = self._loans.all() or len(pool.jobs) or pool.busy or pool.jobs.limited()
+        has_any = self._loans.all() or len(pool.jobs) or pool.busy or pool.jobs.limited() or pool.jobs.unbegun()
         next_check = self._recheck.at + (lending.RECHECK_S if has_any or self._is_unsure else IDLE_S)
         if now >= next_check:
             self._recheck.run()
@@ -151,7 +151,7 @@ class Borrower:
         if pool.closed or not pool.gate.may_start() or self._unrecorded() > MAX_UNRECORDED:
             return BUSY_S
         got = 0 if self._picker.is_idle() else self._picker.borrow()
-        has_work = bool(pool.busy or len(pool.jobs))
+        has_work = bool(pool.busy or len(pool.jobs) or pool.jobs.unbegun())  # suspects wait for their turn
         until_check = max(0.0, next_check - self._ledger.clock.monotonic()) if has_work or self._is_unsure else IDLE_S
         return min(until_check, AHEAD_S if got else self._picker.pause_s())
 

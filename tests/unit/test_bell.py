@@ -50,3 +50,27 @@ def test_while_rings_come_jobs_are_looked_for_every_10_ms_and_after_a_silence_ev
 def test_where_nobody_waits_for_jobs_it_is_looked_at_every_50_ms(tmp_path: Path) -> None:
     pauses, rings = looked(tmp_path, hurried=False, looks=100, rings_before={7})
     assert (set(pauses), rings) == ({0.05}, 1)
+
+
+def test_the_rings_of_several_applications_of_one_process_are_heard(tmp_path: Path) -> None:
+    """Taken out: the descriptor and the number that is there, from what a ring writes. The first ring of an application was
+    that of another one, which had been heard."""
+    bell = SqliteChannel(tmp_path / "a.bell")
+    ringers: list[SqliteChannel] = []
+
+    class Rings:
+        """In the place of the event: before each look another application rings; half of them after one has ended."""
+
+        def wait(self, seconds: float) -> bool:
+            if len(ringers) % 2:
+                ringers[-1].close()
+            ringers.append(SqliteChannel(tmp_path / "a.bell"))
+            assert ringers[-1].send is not None
+            ringers[-1].send(None)
+            return len(ringers) > 20
+
+    bell._ended = Rings()  # type: ignore[assignment]
+    _, *rings = list(bell.receive())
+    for each in (bell, *ringers):
+        each.close()
+    assert len(rings) == 20
