@@ -43,7 +43,7 @@ _AT_ONCE = 50
 """Connections that are being made at a time: a server's backlog is finite."""
 
 _LIMIT_S = 600.0
-_ENOUGH = 0.5
+_ENOUGH = 0.95
 
 
 class Seen(NamedTuple):

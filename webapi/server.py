@@ -28,6 +28,7 @@ from asynctask.config import socket_path
 from asynctask.errors import Unavailable
 from asynctask.ledger.progress import Changed
 from asynctask.logs import get_logger
+from asynctask.runtime.process import collect_seldom
 from asynctask.supervisor import Child, Wakeup, check_socket, listen
 from webapi import create_app
 from webapi.context import Slots
@@ -95,6 +96,7 @@ def _answer(
     for number in _STOPS:
         signal.signal(number, lambda _number, _frame: server.stop())
     app.start_services()
+    collect_seldom()
     try:
         server.run()
     finally:

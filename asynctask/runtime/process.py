@@ -300,14 +300,15 @@ def memory_bytes() -> int:
 
 SELDOM: Final = 50_000
 """Allocations between two collections. A process holds some thousand jobs at a time, each of a few dozen short-lived
-objects. With CPython's own thresholds these alone trigger full collections, at a tenth of the throughput of short jobs."""
+objects. With CPython's own thresholds these alone trigger full collections, at a tenth of the throughput of short jobs.
+Those of a web server with 1,000 streams took 0.2 s every 10 s, in which nothing was answered."""
 
 UNSET: Final = ((700, 10, 10), (2_000, 10, 10), (2_000, 10, 0))
 """The default thresholds of the CPython releases; any others were set by the application."""
 
 
 def collect_seldom() -> None:
-    """Makes garbage collections rarer in a process that only performs jobs; call it after the start.
+    """Makes garbage collections rarer in a process that only performs jobs or answers requests; call it after the start.
 
     Objects that exist now are never examined again. Reference counting still frees memory: the collector handles only
     reference cycles. Changes nothing if thresholds were set, or the collector was turned off.
