@@ -544,7 +544,7 @@ class Polls:
         loop = asyncio.get_running_loop()
         answer = loop.create_future()
         self._waiting.setdefault(task_id, []).append((known, answer))
-        if self._reader is None:
+        if self._reader is None or self._reader.done():
             self._reader = loop.create_task(self._run())
         found: dict[str, Any] | Sent | None = await answer
         return found
@@ -565,7 +565,6 @@ class Polls:
                 for _, answer in each:
                     if not answer.done():
                         answer.set_result(answers.get(task_id))
-        self._reader = None
 
     def _kept(self, task_id: int, known: list[bytes]) -> Sent | None:
         """The last progress object, if all these clients have it."""
