@@ -32,18 +32,12 @@ from benchmarks import common
 from benchmarks.children import Job, await_address, await_worker, build, child
 from benchmarks.common import Place, Result, Unaccounted
 from benchmarks.memory import server_peak_mb
-from benchmarks.polling import figures, many_connections, polled
+from benchmarks.polling import AT_ONCE, MOST_CLIENTS, ask, figures, many_connections, polled
 
 __all__ = ["main"]
 
 WORK_S = 0.5
-MOST_FOLLOWERS = 1_500
-"""Three quarters of the 2,000 connections that a server takes."""
-
 MOST_TASKS = 200
-_AT_ONCE = 50
-"""Connections that are being made at a time: a server's backlog is finite."""
-
 _WAIT_S = 20
 _LIMIT_S = 600.0
 
@@ -59,8 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def measure(options: argparse.Namespace) -> Result:
     """Runs the Tasks without followers, then as many with them."""
-    if options.polls < 0 or options.n + options.polls > MOST_FOLLOWERS:
-        raise common.Refused(f"-n and --polls must be at most {MOST_FOLLOWERS:,} together")
+    if options.polls < 0 or options.n + options.polls > MOST_CLIENTS:
+        raise common.Refused(f"-n and --polls must be at most {MOST_CLIENTS:,} together")
     if not 1 <= options.tasks <= MOST_TASKS or options.seconds < WORK_S:
         raise common.Refused(f"--tasks must be from 1 to {MOST_TASKS}, and --seconds at least {WORK_S:g}")
     with common.place(options) as place, closing(build(place, Job())) as app:
@@ -184,7 +178,7 @@ def follow(address: str, streams: int, polls: int, pipe: Connection) -> None:
 async def _follow(address: str, streams: int, polls: int, pipe: Connection) -> Seen:
     loop = asyncio.get_running_loop()
     task_ids = await loop.run_in_executor(None, pipe.recv)
-    making = asyncio.Semaphore(_AT_ONCE)
+    making = asyncio.Semaphore(AT_ONCE)
     kinds = [_Stream] * streams + [_LongPoll] * polls
     followers = [kind(address, task_ids[number % len(task_ids)], making) for number, kind in enumerate(kinds)]
     running = asyncio.gather(*(each.run() for each in followers))
@@ -236,20 +230,12 @@ class _Follower:
     async def _follow(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         raise NotImplementedError
 
-    async def _ask(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: str) -> dict[bytes, bytes]:
-        writer.write(f"GET {path} HTTP/1.1\r\nHost: {self._host}:{self._port}\r\n\r\n".encode())
-        head = await reader.readuntil(b"\r\n\r\n")
-        first, *lines = head.split(b"\r\n")
-        if first.split()[1] != b"200":
-            raise Unaccounted(f"{path} was answered {first.decode()}")
-        return {name.lower(): value for name, _, value in (line.partition(b": ") for line in lines)}
-
 
 class _Stream(_Follower):
     """A client that holds a stream."""
 
     async def _follow(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await self._ask(reader, writer, f"{self.path}/stream")
+        await ask(reader, writer, f"{self.path}/stream")
         data = b""
         while (line := await reader.readline()) != b"0\r\n":  # the last chunk
             if not line:
@@ -267,7 +253,7 @@ class _LongPoll(_Follower):
     async def _follow(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         query = ""
         while self.last is None or not self.last["done"]:
-            headers = await self._ask(reader, writer, self.path + query)
+            _, headers = await ask(reader, writer, self.path + query)
             self.last = json.loads(await reader.readexactly(int(headers[b"content-length"])))
             self.count += 1
             self.ready.set()

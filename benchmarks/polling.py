@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import itertools
 import resource
@@ -14,9 +15,15 @@ from urllib.parse import urlsplit
 from asynctask.clock import SystemClock
 from benchmarks.processes import Unaccounted
 
-__all__ = ["POLLERS", "figures", "many_connections", "polled"]
+__all__ = ["AT_ONCE", "MOST_CLIENTS", "POLLERS", "ask", "figures", "many_connections", "polled"]
 
 POLLERS = 8
+MOST_CLIENTS = 1_500
+"""Three quarters of the 2,000 connections that a server takes."""
+
+AT_ONCE = 50
+"""Connections that are being made at a time: a server's backlog is finite."""
+
 _PAUSE_S = 0.05
 _PATIENCE_S = 120.0
 
@@ -63,6 +70,23 @@ def polled(address: str, paths: Sequence[str]) -> Iterator[list[float]]:
         raise Unaccounted(f"a poll failed: {failures[0]}")
     if not found:
         raise Unaccounted("there was no time for a poll")
+
+
+async def ask(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: str, etag: bytes = b""
+) -> tuple[bytes, dict[bytes, bytes]]:
+    """A GET on a connection that is kept: the status and the headers of its answer; the body is left to be read.
+
+    Raises :class:`Unaccounted` for another status than 200 and 304.
+    """
+    host = str(writer.get_extra_info("peername")[0]).encode()
+    known = b"If-None-Match: %b\r\n" % etag if etag else b""
+    writer.write(b"GET %b HTTP/1.1\r\nHost: %b\r\n%b\r\n" % (path.encode(), host, known))
+    first, *lines = (await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")
+    status = first.split()[1]
+    if status not in (b"200", b"304"):
+        raise Unaccounted(f"{path} was answered {first.decode()}")
+    return status, {name.lower(): value for name, _, value in (line.partition(b": ") for line in lines)}
 
 
 def figures(name: str, values: Sequence[float]) -> dict[str, float]:

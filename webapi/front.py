@@ -44,6 +44,9 @@ _FILE: Final = re.compile(r"/(result|report\.csv|report\.xlsx)$")
 _POLL: Final = re.compile(r"/api/tasks/(\d{1,18})$")
 """Paths of progress objects."""
 
+_ASKS_MORE: Final = re.compile(rb"(wait|include)=")
+"""Queries with which a request for a progress object is no plain poll."""
+
 _SENT_AT_MOST: Final = 10_000
 
 _BUG: Final = HttpRefusal(500, "internal_error", "something went wrong here, and it is in the server's log")
@@ -213,8 +216,8 @@ class Front:
         if (file := _FILE.search(exchange.scope["path"])) is not None:
             # A report holds processes and connections until it is made; a result is a file already.
             return await self._send_made(exchange, environ, ahead=file[1] != "result")
-        query = exchange.scope["query_string"]
-        if (poll := _POLL.search(exchange.scope["path"])) and exchange.scope["method"] == "GET" and b"wait=" not in query:
+        query, is_get = exchange.scope["query_string"], exchange.scope["method"] == "GET"
+        if is_get and (poll := _POLL.search(exchange.scope["path"])) and not _ASKS_MORE.search(query):
             environ[POLLED] = await self._polls.read(int(poll[1]), b",".join(values_of(exchange.scope, b"if-none-match")))
         wanted: list[Following] = []
         if not self._notifier.full:

@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -150,15 +150,12 @@ class HttpServer(uvicorn.Server):
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="http")
         # One thread for followers and one for polls: neither waits for the other.
         self._readers = ThreadPoolExecutor(2, thread_name_prefix="read")
-
-        def read(known: Mapping[int, str | None]) -> Awaitable[Mapping[int, Changed]]:
-            return asyncio.get_running_loop().run_in_executor(self._readers, changed, known)
-
-        self._notifier = Notifier(read, most=self._most * 3 // 4)
+        self._changed = changed
+        self._notifier = Notifier(self._read, most=self._most * 3 // 4)
         front = Front(
             application,
             self._notifier,
-            Polls(read),
+            Polls(self._read),
             pool=self._threads,
             threads=threads,
             storage=storage,
@@ -183,6 +180,9 @@ class HttpServer(uvicorn.Server):
                 timeout_keep_alive=24 * 3600,  # its connections have time limits of their own
             )
         )
+
+    async def _read(self, known: Mapping[int, str | None]) -> Mapping[int, Changed]:
+        return await asyncio.get_running_loop().run_in_executor(self._readers, self._changed, known)
 
     def stop(self) -> None:
         """Makes :meth:`run` finish the current requests and return. Safe in a signal handler."""
