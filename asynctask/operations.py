@@ -35,7 +35,7 @@ from asynctask.clock import SECOND, Time, micros, rfc3339
 from asynctask.core.states import State, Status
 from asynctask.core.transitions import interval_of, next_round
 from asynctask.dispatch.outbox import Router
-from asynctask.errors import BrokerUnavailable, Conflict, InputError, NormalException, NotFound, OtherEngine
+from asynctask.errors import AsyncTaskError, BrokerUnavailable, Conflict, InputError, NormalException, NotFound, OtherEngine
 from asynctask.integrations.base import EARLY_S, Engine
 from asynctask.job import refuse_work
 from asynctask.ledger import additions, history, lending, queries, rates, tasks
@@ -210,6 +210,7 @@ class Skipped(TypedDict):
     """An entry that was skipped."""
 
     key: str
+    code: str
     reason: str
 
 
@@ -256,18 +257,19 @@ class Signalled(TypedDict):
 
 @dataclass(slots=True)
 class ActionResult:
-    """The result of an action: ``done``, the number of jobs it was applied to; ``skipped``: key -> reason, at most 100."""
+    """The result of an action: ``done``, the number of jobs it was applied to; ``skipped``: key -> why, at most 100."""
 
     done: int = 0
-    skipped: dict[str, str] = field(default_factory=dict)
+    skipped: dict[str, AsyncTaskError] = field(default_factory=dict)
 
-    def skip(self, key: str, reason: str) -> None:
+    def skip(self, key: str, reason: AsyncTaskError) -> None:
         """Adds a skipped entry; beyond 100 it does nothing."""
         if len(self.skipped) < 100:
             self.skipped[key] = reason
 
     def as_dict(self) -> ActionOutcome:
-        return {"done": self.done, "skipped": [{"key": key, "reason": why} for key, why in self.skipped.items()]}
+        skipped: list[Skipped] = [{"key": key, "code": e.code, "reason": str(e)} for key, e in self.skipped.items()]
+        return {"done": self.done, "skipped": skipped}
 
 
 @dataclass(frozen=True, slots=True)
@@ -450,12 +452,12 @@ class Operations:
             result.done = queries.act_on_waiting(self._ledger, "delete", list(found.values()), who=who)
             for key in wanted:
                 if key not in found:
-                    result.skip(key, "it is not in the queue (any more)")
+                    result.skip(key, NotFound("it is not in the queue (any more)"))
             return result
         for key in wanted:
             copy = self._admin.delete_job(queue, key)
             if copy is None:
-                result.skip(key, "it is not in the queue (any more)")
+                result.skip(key, NotFound("it is not in the queue (any more)"))
                 continue
             result.done += 1
             if copy.attempt:
@@ -950,7 +952,7 @@ class Operations:
             raise OtherEngine(min(elsewhere.values()))
         for job_id, event_id in found.items():
             if event_id in elsewhere:
-                result.skip(job_id, str(OtherEngine(elsewhere[event_id])))
+                result.skip(job_id, OtherEngine(elsewhere[event_id]))
         ours = {job_id: event_id for job_id, event_id in found.items() if event_id not in elsewhere}
         self._act_on_rows(set_name, action, ours, result, who)
         for key in wanted:
@@ -992,9 +994,8 @@ class Operations:
         result.done = queries.dismiss(self._ledger, recorded.values(), who=who)
         for key in keys:
             if key not in recorded:
-                result.skip(
-                    key, _UNRECORDED if key in others else "no tracked job of this key is among the dead (any more)"
-                )
+                gone = NotFound("no tracked job of this key is among the dead (any more)")
+                result.skip(key, InputError(_UNRECORDED, code="no_record", status=409) if key in others else gone)
         return result
 
     def _act_on_rows(self, set_name: str, action: str, ids: Mapping[str, int], result: ActionResult, who: str) -> None:
@@ -1011,20 +1012,20 @@ class Operations:
                 elif queries.delete_dead(self._ledger, [event_id]):
                     result.done += 1
                 else:
-                    result.skip(job_id, _RECORDED)
+                    result.skip(job_id, InputError(_RECORDED, code="outcome_recorded", status=409))
             except Conflict as error:
-                result.skip(job_id, str(error))
+                result.skip(job_id, error)
 
     def _performed(self, ids: Mapping[str, int], result: ActionResult) -> dict[str, int]:
         """Those of these jobs, key -> Event id, that somebody performs; skips the others."""
         with self._ledger.database.read() as connection:
             found = queries.performers(connection, ids.values())
-        reasons: dict[tuple[str, str], str] = {}
+        reasons: dict[tuple[str, str], Conflict] = {}
         for each in set(found.values()):
             try:
                 self._services.refuse_unperformed(*each)
             except Conflict as error:
-                reasons[each] = str(error)
+                reasons[each] = error
         unperformed = {key: reasons[found[i]] for key, i in ids.items() if i in found and found[i] in reasons}
         for key, reason in unperformed.items():
             result.skip(key, reason)
@@ -1040,7 +1041,7 @@ class Operations:
                 if self._services.control.retry(task_id, ("error",), who):
                     result.done += jobs
             except Conflict as error:
-                result.skip(f"Task {task_id}", str(error))
+                result.skip(f"Task {task_id}", error)
 
     def _pages(self, where: Any) -> Iterator[list[int]]:
         """The ids of all jobs of the ledger in a list or queue, by id."""
@@ -1058,11 +1059,11 @@ class Operations:
             entry = None if self._admin is None else self._admin.entry(set_name, key)
             done = 0 if self._admin is None or entry is None else _action(self._admin, action)(set_name, [entry])
         except InputError as error:
-            result.skip(key, str(error))
+            result.skip(key, error)
             return
         result.done += done
         if not done:
-            result.skip(key, "it is not there (any more)")
+            result.skip(key, NotFound("it is not there (any more)"))
 
     def _act_on_entries(self, admin: BrokerOperations, set_name: str, action: str, result: ActionResult) -> None:
         left, offset = admin.entries(set_name, limit=1).total, 0
@@ -1076,7 +1077,7 @@ class Operations:
         try:
             pushed_again(set_name, entry, 0)
         except InputError as error:
-            result.skip(entry.key, str(error))
+            result.skip(entry.key, error)
             return False
         return True
 
@@ -1149,7 +1150,7 @@ class Operations:
                 if self._services.control.retry(task_id, ("error",), who, message=message, limit=limit):
                     result.done += len(its)
             except Conflict as error:
-                result.skip(f"Task {task_id}", str(error))
+                result.skip(f"Task {task_id}", error)
         return alone
 
     def _failing(self, set_name: str) -> tuple[Iterator[_Failing], bool]:

@@ -31,6 +31,7 @@ WORDS: dict[str, dict[str, str]] = {
         "again": "重新运行",
         "error": "错误",
         "missing": "没有任务 99999",
+        "skipped": "有记录的作业，其结果会保留。请重新执行，或将其移出列表（it stays）",
     },
     "ja": {
         "new": "新しいリスト",
@@ -46,8 +47,15 @@ WORDS: dict[str, dict[str, str]] = {
         "again": "再実行",
         "error": "エラー",
         "missing": "タスク 99999 はありません",
+        "skipped": "記録のあるジョブの結果は残ります。再実行するか、一覧から外してください（it stays）",
     },
 }
+
+
+SKIPPED = """async (skipped) => {
+    const { el, whySkipped } = await import("/static/dom.js");
+    return el("p", {}, whySkipped(skipped)).textContent;
+}"""
 
 
 @pytest.mark.parametrize("language", WORDS)
@@ -97,4 +105,5 @@ def test_a_clerk_reads_every_page_in_their_language(
         assert left_in_english(page) == []
         page.goto(f"{url}/tasks/99999")
         expect(page.locator("h1")).to_have_text(words["missing"])
+        assert page.evaluate(SKIPPED, {"code": "outcome_recorded", "reason": "it stays"}) == words["skipped"]
         assert faults == []

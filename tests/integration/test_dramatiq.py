@@ -366,9 +366,9 @@ def test_a_message_of_before_its_queue_was_named_is_not_restarted(engine: Dramat
         engine.app.operations.act("dead", "restart", [job_id])
     assert (refused.value.code, refused.value.status) == ("other_engine", 409)
     named_two = engine.app.operations.act("dead", "restart", [job_id, "nothing"])
-    assert (named_two.done, "dramatiq" in named_two.skipped[job_id]) == (0, True)
+    assert (named_two.done, "dramatiq" in str(named_two.skipped[job_id])) == (0, True)
     all_dead = engine.app.operations.act_on_all("dead", "restart")
-    assert (all_dead.done, ["dramatiq" in why for why in all_dead.skipped.values()]) == (0, [True])
+    assert (all_dead.done, ["dramatiq" in str(why) for why in all_dead.skipped.values()]) == (0, [True])
     assert engine.app.operations.job(job_id)["actions"] == ["dismiss"]
     said_to_people = io.StringIO()
     url = ["--database-url", engine.world.store.url, "--data-dir", str(engine.world.folder / "data")]

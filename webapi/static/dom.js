@@ -1,6 +1,6 @@
 // Building and filling elements. Data goes in as text only: nothing here, or anywhere, sets innerHTML.
 
-import { parts, t } from "./i18n.js";
+import { ofCode, parts, t } from "./i18n.js";
 import { ago, when } from "./words.js";
 
 export const $ = (selector, root = document) => root.querySelector(selector);
@@ -22,6 +22,12 @@ export const user = (value, attributes = {}) => el("span", { dir: "auto", class:
 
 /** What the server says in English alone. */
 export const english = (text) => el("span", { lang: "en", dir: "auto", class: "user" }, text);
+
+/** Why an action skipped a job, within a sentence: by its code in the language of the page, with the English words after it. */
+export function whySkipped({ code, reason = "" } = {}) {
+  const said = ofCode(code);
+  return said === undefined ? english(reason) : parts("{reason} ({english})", { reason: said.replace(/[。.]$/, ""), english: english(reason) });
+}
 
 const PARTS = { "\u2066": english, "\u2068": user };
 

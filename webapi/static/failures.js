@@ -3,7 +3,7 @@
 import { Poller, call } from "./api.js";
 import { sparkline } from "./chart.js";
 import { Pages, doing, jobLink, name, taskLink } from "./console.js";
-import { $, $$, el, english, mixed, moment, plain, rowsOf, setText, show, user } from "./dom.js";
+import { $, $$, el, mixed, moment, plain, rowsOf, setText, show, user, whySkipped } from "./dom.js";
 import { parts, t } from "./i18n.js";
 import { count, heard, jobs as jobsOf, listed, saidBy } from "./words.js";
 
@@ -75,7 +75,7 @@ function drawActions([first, all, dismiss], template) {
 }
 
 const skipping = (skipped) => (skipped.length === 0 ? [] :
-  [" ", ...parts("Not done: {jobs}, because: {reason}.", { jobs: jobsOf(skipped.length), reason: english(skipped[0].reason) })]);
+  [" ", ...parts("Not done: {jobs}, because: {reason}.", { jobs: jobsOf(skipped.length), reason: whySkipped(skipped[0]) })]);
 
 function acting(row, word, verb, first, asked) {
   return doing(word, "", async () => {
@@ -130,7 +130,7 @@ function jobRow(job) {
 async function restart(job, row) {
   const { done, skipped } = await call(`${api}/restart`, { method: "POST", body: { keys: [job.key] }, has: "done" });
   await after(row);
-  return done ? t("The job {job} is started again.", { job: job.job_id }) : parts("The job {job} is not started: {reason}.", { job: user(job.job_id), reason: english(skipped[0]?.reason ?? "") });
+  return done ? t("The job {job} is started again.", { job: job.job_id }) : parts("The job {job} is not started: {reason}.", { job: user(job.job_id), reason: whySkipped(skipped[0]) });
 }
 
 const drawJobs = rowsOf($("#jobs tbody"), { key: (job) => job.key, make: jobRow, fill() {} });

@@ -3,7 +3,7 @@
 import { Poller, call } from "./api.js";
 import { sparkline } from "./chart.js";
 import { Pages, doing, jobLink, name, taskLink } from "./console.js";
-import { $, $$, drawBadge, el, english, moment, plain, rowsOf, setText, show, user } from "./dom.js";
+import { $, $$, drawBadge, el, english, moment, plain, rowsOf, setText, show, user, whySkipped } from "./dom.js";
 import { parts, t } from "./i18n.js";
 import { count, duration, endedInHour, jobs as jobsOf, listed, rate } from "./words.js";
 
@@ -171,6 +171,6 @@ function deleting(job) {
     poller.now();
     jobs.now();
     $("#queue").focus();
-    return done ? t("The job {job} is deleted.", { job: job.job_id }) : parts("The job {job} is not deleted: {reason}.", { job: user(job.job_id), reason: english(skipped[0]?.reason ?? "") });
+    return done ? t("The job {job} is deleted.", { job: job.job_id }) : parts("The job {job} is not deleted: {reason}.", { job: user(job.job_id), reason: whySkipped(skipped[0]) });
   }, () => [t("Delete this job?"), t("It does not run. The item of a Task ends as cancelled."), t("Delete it")]);
 }
