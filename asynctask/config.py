@@ -48,7 +48,7 @@ LEAST_HELD_S: Final = 5.0
 QUEUE_NAME: Final = re.compile(r"[A-Za-z0-9_:.\-]{1,255}")
 _BUCKET: Final = re.compile(r"(?!(?:file|local|https?|s?ftp|ssh)://)[a-z][a-z0-9+.-]*://[^\s?#]+")
 _URLS: Final = frozenset({"database_url", "broker_url", "results_url"})
-WEB_PREFIX: Final = re.compile(r"(?=.{2,200}\Z)(?:/(?!\.{1,2}(?:/|\Z))[A-Za-z0-9._~-]+)+")
+BASE_PATH: Final = re.compile(r"(?=.{2,200}\Z)(?:/(?!\.{1,2}(?:/|\Z))[A-Za-z0-9._~-]+)+")
 """A path before those of the web server, without characters that are special in a URL, a header or HTML."""
 WEB_PATHS: Final = frozenset(
     {
@@ -154,7 +154,7 @@ class Config:
     proxy_headers: str = _field(
         "x-forwarded", "Headers that trusted proxies set: x-forwarded (-For, -Host, -Proto, -Prefix) or forwarded."
     )
-    web_prefix: str = _field("", "Path under which a proxy serves the web server, such as /bulk; empty: at the root.")
+    base_path: str = _field("", "Path under which a proxy serves the web server, such as /bulk; empty: at the root.")
     tokens: str = _field(
         "",
         "Users of the web server, separated by spaces: ann=TOKEN, eve:read=TOKEN to read only, shop@OWNER=TOKEN for one"
@@ -240,9 +240,9 @@ class Config:
             raise ConfigError("results_url: write the URL of a bucket, as s3://bucket/prefix; for a folder, set data_dir")
         if self.namespace and not self.uses_redis:
             raise ConfigError("namespace: without Redis there are no keys to prefix; leave it empty")
-        if self.web_prefix and (not WEB_PREFIX.fullmatch(self.web_prefix) or self.web_prefix.split("/")[1] in WEB_PATHS):
+        if self.base_path and (not BASE_PATH.fullmatch(self.base_path) or self.base_path.split("/")[1] in WEB_PATHS):
             raise ConfigError(
-                f"web_prefix {self.web_prefix!r}: write a path such as /bulk or /tools/bulk, of letters, digits, . _ ~ and"
+                f"base_path {self.base_path!r}: write a path such as /bulk or /tools/bulk, of letters, digits, . _ ~ and"
                 f" -, without a slash at its end, that begins with none of the server's own: {', '.join(sorted(WEB_PATHS))}"
             )
         if not QUEUE_NAME.fullmatch(self.callback_queue):

@@ -26,7 +26,7 @@ from werkzeug.http import dump_cookie
 
 from asynctask.access import Link, User, read_link, read_session, sign_session
 from asynctask.clock import SECOND, rfc3339
-from asynctask.config import WEB_PATHS, WEB_PREFIX, Config
+from asynctask.config import WEB_PATHS, BASE_PATH, Config
 from asynctask.errors import InputError
 from asynctask.logs import Logger, get_logger
 from webapi.context import EXTENSION
@@ -77,7 +77,7 @@ def register_hosts(flask_app: APIFlask, config: Config, bound: str) -> None:
             )
 
     flask_app.before_request(refuse_unknown_hosts)
-    flask_app.wsgi_app = Prefixed(flask_app.wsgi_app, config.web_prefix)  # type: ignore[method-assign]
+    flask_app.wsgi_app = Prefixed(flask_app.wsgi_app, config.base_path)  # type: ignore[method-assign]
     if config.trusted_proxies:
         flask_app.wsgi_app = TrustedProxies(  # type: ignore[method-assign]
             flask_app.wsgi_app,
@@ -245,7 +245,7 @@ def _take_prefix(environ: dict[str, Any]) -> None:
     prefix = last.removesuffix("/")
     if not prefix and last in ("", "/"):
         return
-    environ[_PREFIX if WEB_PREFIX.fullmatch(prefix) else _REFUSED_PREFIX] = prefix
+    environ[_PREFIX if BASE_PATH.fullmatch(prefix) else _REFUSED_PREFIX] = prefix
 
 
 def _x_forwarded(environ: dict[str, Any]) -> tuple[list[str], str, str]:

@@ -472,7 +472,7 @@ def link(session: Session, task_id: int, control: bool, expires_in: float, url: 
             raise click.UsageError(
                 "the web server has no address of its own in the settings: say where people reach it, --url"
             )
-        url = address(host, port) + app.config.web_prefix
+        url = address(host, port) + app.config.base_path
     text = app.link(task_id, ("read", "control") if control else ("read",), expires_in, who=who())
     page = f"{url.rstrip('/')}/tasks/{task_id}?link={text}"
     session.out.document({"task_id": task_id, "link": text, "url": page})

@@ -36,7 +36,7 @@ def test_the_module_is_small_public_kept_for_a_year_and_loaded_from_any_origin(m
 def test_a_page_that_names_an_earlier_version_goes_on_and_one_of_another_interface_is_told(
     client: Client, make_app: Callable[..., AsyncTask]
 ) -> None:
-    for server, root in ((client, ""), (client_of(make_app(web_prefix="/bulk")), "/bulk")):
+    for server, root in ((client, ""), (client_of(make_app(base_path="/bulk")), "/bulk")):
         for version in (f"{MAJOR}", f"{MAJOR}.0.0"):
             led = server.get(f"{root}/client/{version}/asynctask.js")
             assert (led.status_code, led.headers["Location"]) == (302, f"{root}{PATH}")

@@ -206,11 +206,11 @@ def mounted(app: AsyncTask) -> Any:
 TRUSTING = {"trusted_proxies": "127.0.0.1"}
 UNDER: dict[str, tuple[dict[str, Any], Callable[[AsyncTask], Any]]] = {
     "in another application": ({}, mounted),
-    "by the setting": ({"web_prefix": "/bulk"}, lambda app: Leaving(create_app(app).wsgi_app)),
-    "by the setting, stripped": ({"web_prefix": "/bulk"}, lambda app: Stripping(create_app(app).wsgi_app)),
+    "by the setting": ({"base_path": "/bulk"}, lambda app: Leaving(create_app(app).wsgi_app)),
+    "by the setting, stripped": ({"base_path": "/bulk"}, lambda app: Stripping(create_app(app).wsgi_app)),
     "named by the proxy": (TRUSTING, lambda app: Naming(create_app(app).wsgi_app)),
     "named and left by the proxy": (TRUSTING, lambda app: LeavingAndNaming(create_app(app).wsgi_app)),
-    "by both": ({"web_prefix": "/old", **TRUSTING}, lambda app: Naming(create_app(app).wsgi_app)),
+    "by both": ({"base_path": "/old", **TRUSTING}, lambda app: Naming(create_app(app).wsgi_app)),
 }
 
 
@@ -244,7 +244,7 @@ def test_under_a_path_every_link_of_an_answer_has_it(make_app: MakeApp, how: str
 
 
 def test_a_link_of_a_stream_and_of_a_single_job_has_the_path_too(make_app: MakeApp) -> None:
-    app = make_app(web_prefix="/bulk")
+    app = make_app(base_path="/bulk")
     at: Any = Leaving(create_app(app).wsgi_app)
     task = app.submit("enroll", [{"sku": "A"}])
     task.cancel()
@@ -290,7 +290,7 @@ def test_a_hostile_path_is_refused(make_app: MakeApp, prefix: str) -> None:
 @pytest.mark.parametrize("prefix", [*HOSTILE, "/", "/bulk/", "/api", "/tasks/x", "/static"])
 def test_a_setting_that_is_no_path_is_refused(prefix: str) -> None:
     with pytest.raises(ConfigError, match=r"write a path such as /bulk"):
-        Config(web_prefix=prefix)
+        Config(base_path=prefix)
 
 
 @pytest.mark.parametrize(("given", "found"), [("/bulk/", "/bulk"), ("/a, /tools/bulk", "/tools/bulk"), ("/", ""), ("", "")])
@@ -307,7 +307,7 @@ def test_a_path_that_is_also_one_of_the_application_is_stripped_by_its_proxy(mak
 
 
 def test_a_path_that_the_server_knows_already_is_not_doubled(make_app: MakeApp) -> None:
-    at = client_of(make_app(trusted_proxies="127.0.0.1", web_prefix="/bulk"))
+    at = client_of(make_app(trusted_proxies="127.0.0.1", base_path="/bulk"))
     for mounted_at, expected in (("/bulk", "/bulk"), ("/bulk/shop", "/bulk/shop"), ("/bulky", "/bulk/bulky")):
         answer = at.get("/api/tasks", headers=NAMES, environ_overrides={"SCRIPT_NAME": mounted_at})
         assert answer.json["links"]["self"] == f"{expected}/api/tasks"
@@ -321,7 +321,7 @@ def test_the_servers_own_paths_are_those_that_a_setting_may_not_begin_with(app: 
 def test_a_real_server_takes_a_large_file_under_a_path(tmp_path: Path) -> None:
     """Taken out: the look for a path before /api/tasks. The file was refused by its head, as too long for JSON."""
     body = b"sku\n" + b"".join(b"S-%d\n" % n for n in range(1000))
-    with Shop(tmp_path, web_prefix="/bulk", max_body_bytes="1024").web() as (_, said):
+    with Shop(tmp_path, base_path="/bulk", max_body_bytes="1024").web() as (_, said):
         wait_for(lambda: answers(said["url"] + "/readyz"), "the server to be ready")
         place = urlsplit(said["url"])
         with closing(HTTPConnection(str(place.hostname), place.port, timeout=120)) as connection:

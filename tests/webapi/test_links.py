@@ -133,7 +133,7 @@ def test_the_command_prints_the_url_of_the_page(app: AsyncTask, monkeypatch: pyt
             code = run(["link", *argv], stdout=out, stderr=err)
         return code, out.getvalue().strip(), err.getvalue()
 
-    code, page, err = call(str(task.id), "--web-prefix", "/bulk")
+    code, page, err = call(str(task.id), "--base-path", "/bulk")
     start, _, text = page.partition("?link=")
     assert (code, start, err) == (0, f"http://127.0.0.1:8000/bulk/tasks/{task.id}", "")
     assert client_of(app).get(f"/tasks/{task.id}?link={text}").status_code == 200
