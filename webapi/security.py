@@ -26,7 +26,7 @@ from werkzeug.http import dump_cookie
 
 from asynctask.access import Link, User, read_link, read_session, sign_session
 from asynctask.clock import SECOND, rfc3339
-from asynctask.config import WEB_PATHS, BASE_PATH, Config
+from asynctask.config import BASE_PATH, WEB_PATHS, Config
 from asynctask.errors import InputError
 from asynctask.logs import Logger, get_logger
 from webapi.context import EXTENSION
