@@ -649,8 +649,10 @@ class MixedShape(ItemShape):
             name = jsonable(values["worker"])
             problem = fault(row.number, "worker", "unknown_worker", "option.worker", value=shorten(name))
             return Rejected(row.number, (problem,), {"worker": name})
-        if (takes := self._unfit_for_an_item(worker)) is not None:
-            text, params = "option.worker_arguments", {"takes": takes}
+        if worker.rate is not None or (takes := self._unfit_for_an_item(worker)) is not None:
+            # The limit of a Task is that of its worker, and this Task has several.
+            rated = worker.rate is not None
+            text, params = ("option.worker_rate", {}) if rated else ("option.worker_arguments", {"takes": takes})
             problem = fault(row.number, "worker", "invalid_worker", text, params, worker.name)
             return Rejected(row.number, (problem,), {"worker": worker.name})
         compared = [*compared, worker.key] if worker.key is not None else compared

@@ -66,12 +66,15 @@ def test_strict_jobs_of_a_generator_keep_their_workers(world: World) -> None:
 
 def test_an_item_that_its_worker_does_not_take_is_refused_with_its_row(world: World) -> None:
     app = world.app()
-    task = app.submit_jobs([("note", {"n": 1}), ("order", {"n": "many"}), ("nobody", {"n": 2}), ("plain", {"n": 3})])
+    app.worker(name="rated", rate="5/s")(lambda item: None)
+    listed = [("note", {"n": 1}), ("order", {"n": "many"}), ("nobody", {"n": 2}), ("plain", {"n": 3}), ("rated", {"n": 4})]
+    task = app.submit_jobs(listed)
     refused = {each["row"]: each for each in task.rejects()}
-    assert sorted(refused) == [2, 3, 4]
+    assert sorted(refused) == [2, 3, 4, 5]
     assert {error["column"] for error in refused[2]["errors"]} == {"n", "kind"}
     assert refused[2]["cells"]["worker"] == "order"
     assert [refused[row]["errors"][0]["code"] for row in (3, 4)] == ["unknown_worker"] * 2
+    assert "has a rate" in refused[5]["errors"][0]["message"]
     assert task.progress()["counts"]["total"] == 1
 
 
