@@ -157,7 +157,10 @@ def job(job_id: str) -> Response:
 
     `actions` says which of restart, kill, delete, stop and start apply to it now.
     """
-    return json_response(asynctask_app().operations.job(job_id))
+    found = asynctask_app().operations.job(job_id)
+    if current_user().task_id is not None:  # a link, which may be in a mail to a customer
+        found["traceback"] = None
+    return json_response(found)
 
 
 @blueprint.serve("POST /records", "recordJobs", RecordResults, body=RecordBatch, responses=[409])

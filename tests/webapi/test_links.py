@@ -30,6 +30,7 @@ from webapi.security import FILES, OPEN
 
 SECRET = "a-secret-for-links-that-nobody-guesses"
 DAY = 86_400
+ANN = {"Authorization": "Bearer ann-has-a-secret-of-her-own"}
 
 
 @pytest.fixture
@@ -188,6 +189,19 @@ def test_a_link_to_read_changes_nothing_and_one_to_control_does(app: AsyncTask, 
     (entry,) = [each for each in task.log() if each["action"] == "paused"]
     assert entry["who"].startswith("link until 20")
     assert client.patch(f"/api/tasks/{task.id}?link={control}", json={"title": "x"}).json["title"] == "x"
+
+
+def test_a_link_shows_no_traceback_and_no_names(app: AsyncTask, client: Client, ended: Callable[..., int]) -> None:
+    task = app.task(ended("BUG-1"))
+    (event,) = task.events()
+    assert client.patch(f"/api/tasks/{task.id}", json={"title": "x"}, headers=ANN).status_code == 200
+    job, log = f"/api/jobs/{event['job_id']}", f"/api/tasks/{task.id}/log"
+    assert "in enroll" in client.get(job, headers=ANN).json["traceback"]
+    assert client.get(log, headers=ANN).json["log"][0]["who"].startswith("ann ")
+    link = f"?link={app.link(task.id, LINKABLE)}"
+    shown = client.get(job + link).json
+    assert (shown["traceback"], shown["messages"][-1]["message"]) == (None, event["messages"][-1]["message"])
+    assert {each["who"] for each in client.get(log + link).json["log"]} == {""}
 
 
 def test_a_link_works_beside_other_parameters_and_is_in_no_answer(app: AsyncTask, client: Client) -> None:
