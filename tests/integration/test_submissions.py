@@ -84,6 +84,8 @@ def test_a_worker_submits_lists_of_its_own_with_the_options_that_were_set(world:
         order.set(wait=60).submit([GOOD])
     with pytest.raises(ConfigError, match="belongs to no application"):
         Worker("alone", print).submit([GOOD])
+    with pytest.raises(ConfigError, match="is one of huey, which sends single jobs itself: submit a list"):
+        Worker("sent", print, engine="huey").perform_async(GOOD)
 
 
 def test_an_option_that_is_misspelt_is_refused_by_each_verb_before_anything_is_written(world: World) -> None:
