@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import select
-import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -28,6 +27,8 @@ _CHANGED: Final = "ledger"
 _FIRST_POLL_S: Final = 0.02
 _LAST_POLL_S: Final = 1.0
 _RECONNECT_S: Final = (0.1, 0.5, 1.0, 2.0, 5.0)
+_RETRY_S: Final = 60.0
+"""Pause, in seconds, after the probe did not arrive."""
 
 
 def notify(connection: Connection) -> None:
@@ -81,9 +82,10 @@ class Signals:
     =============  ====================================================================================================
     database       transport
     =============  ====================================================================================================
-    SQLite         a counter in a file beside the database, ``NAME.bell``, written after the commit; each process
-                   reads it every 10 to 20 ms while it waits for jobs, else every 50: no query, no lock
-    PostgreSQL     LISTEN and NOTIFY; a probe finds out whether they pass a pooler, and if not the log says so once
+    SQLite         random bytes in a file beside the database, ``NAME.bell``, written after the commit; each process
+                   reads them every 10 to 20 ms while it waits for jobs, else every 50: no query, no lock
+    PostgreSQL     LISTEN and NOTIFY; a probe finds out whether they pass a pooler. If not, the log says so once, and it
+                   is retried every minute
     MariaDB        a statement that waits at the server; the sender ends it after the commit with KILL QUERY
     =============  ====================================================================================================
     """
@@ -131,15 +133,23 @@ class Signals:
         self._channel.close()
 
     def listen(self, *, for_jobs: bool) -> None:
-        """Starts the listening thread if needed, because a thread waits; ``for_jobs`` as in :meth:`waker`."""
+        """Starts the listening thread if needed, because a thread waits; ``for_jobs`` as in :meth:`waker`. While the system
+        refuses more threads, the waiting threads poll, and each wait tries again."""
         if for_jobs:
             self._channel.expect_jobs()
         if self._thread is not None:
             return
         with self._lock:
-            if self._thread is None and not self._closed.is_set():
-                self._thread = threading.Thread(target=self._run, name="signals", daemon=True)
-                self._thread.start()
+            if self._thread is not None or self._closed.is_set():
+                return
+            thread = threading.Thread(target=self._run, name="signals", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                self._channel.proven = False
+                self._log.retrying("signals_not_started", error=str(error))
+            else:
+                self._thread = thread
 
     # -- receiving
 
@@ -150,15 +160,16 @@ class Signals:
             waker.wake()
 
     def _run(self) -> None:
-        tries = 0
+        tries, is_logged = 0, False
         while not self._closed.is_set():
             try:
                 for _ in self._channel.receive():
-                    tries = 0
+                    tries, is_logged = 0, False
                     self._deliver()
-                if not self._closed.is_set():
+                if not (is_logged or self._closed.is_set()):
                     self._log.warning("signals_do_not_arrive", then="looking every second; is a pooler between?")
-                return
+                    is_logged = True
+                self._closed.wait(_RETRY_S)
             except Exception as error:
                 self._channel.proven = False
                 self._log.warning("signals_interrupted", error=str(error), tries=tries + 1)
@@ -219,7 +230,7 @@ class Channel(Protocol):
 
 
 class SqliteChannel:
-    """SQLite: a file with an 8-byte counter, which changes with every signal.
+    """SQLite: a file with 8 random bytes, which change with every signal: counters of several processes could be equal.
 
     Reading it is cheap, but waking up is not, so the interval is as long as the waiting threads allow.
     """
@@ -229,26 +240,23 @@ class SqliteChannel:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._fd: int | None = None
+        self._closed = False
         self._lock = threading.Lock()
-        self._count = 0
         self._ended = threading.Event()
         self._jobs_expected = False
         self.proven = True
         self.send: Callable[[Any], None] | None = self._send
 
     def _open(self) -> int:
-        with self._lock:
-            if self._fd is None:
-                self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-                self._count = int.from_bytes(os.pread(self._fd, 8, 0)[6:], "little")
-            return self._fd
+        """The descriptor of the file; the caller holds the lock."""
+        if self._fd is None:
+            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        return self._fd
 
     def _send(self, _connection: Any) -> None:
-        descriptor = self._open()
-        with self._lock:
-            self._count += 1
-            # No two applications write the same, also in one process: the next value differs from the one that is there.
-            os.pwrite(descriptor, struct.pack("<IHH", os.getpid(), descriptor & 0xFFFF, self._count & 0xFFFF), 0)
+        with self._lock:  # until it is written: after close(), the descriptor may be that of another file
+            if not self._closed:
+                os.pwrite(self._open(), os.urandom(8), 0)
 
     def expect_jobs(self) -> None:
         self._jobs_expected = True
@@ -259,8 +267,10 @@ class SqliteChannel:
         return _QUIET_POLL_S if unchanged >= _QUIET_AFTER else _POLL_S
 
     def receive(self) -> Iterator[None]:
-        descriptor = self._open()
+        with self._lock:
+            descriptor = self._open()
         seen = os.pread(descriptor, 8, 0)
+        self.proven = True  # again, after an error
         yield  # signals before the first read may have been missed
         unchanged = 0
         while not self._ended.wait(self._interval_s(unchanged)):
@@ -275,6 +285,7 @@ class SqliteChannel:
 
     def close(self) -> None:
         with self._lock:
+            self._closed = True
             if self._fd is not None:
                 os.close(self._fd)
                 self._fd = None

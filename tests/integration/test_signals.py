@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy.engine import make_url
+from structlog.testing import capture_logs
 from support.databases import Databases
 from support.servers import unmet
 from support.world import World
@@ -167,6 +168,33 @@ def test_signals_arrive_again_after_the_server_cut_every_connection(world: World
             notify(connection)
         assert waker.wait(LONG_S)
     assert not [record.getMessage() for record in caplog.records if record.exc_info]
+
+
+class Pauses(threading.Event):
+    """In the place of the event that ends the thread: notes its pauses, and makes them short."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noted: list[float | None] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.noted.append(timeout)
+        return super().wait(0.01)
+
+
+@pytest.mark.databases("postgresql", reason="no other has a probe")
+def test_signals_that_do_not_arrive_are_tried_again_each_minute_and_the_log_says_so_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, one probe that was late, after a restart of the server, was the last."""
+    answers = iter([True, True, True, False])
+    with capture_logs() as lines, listening(world.store.url) as (database, heard):
+        monkeypatch.setattr(database, "behind_pooler", lambda: next(answers))
+        pauses = heard._closed = Pauses()
+        heard.waker().wait(0.0)
+        wait_for(lambda: heard.reliable, "a probe arrives")
+        assert pauses.noted == [60.0] * 3
+    assert [line["event"] for line in lines if line["log_level"] == "warning"] == ["signals_do_not_arrive"]
 
 
 @pytest.mark.databases("postgresql", reason="PgBouncer stands before no other")
