@@ -367,10 +367,12 @@ class Operations:
         return [shown(name) for name in sorted(names, key=lambda name: (engine_of(name) is not None, name))]
 
     def keep_history(self, keep_s: float) -> None:
-        """Removes a part of the history that is older than ``keep_s`` seconds, and adds what waits in each queue now; for
+        """Removes a part of the history that is older than ``keep_s`` seconds, and adds what waits and runs now; for
         maintenance."""
         history.purge(self._ledger, keep_s)
-        history.sample(self._ledger, {each["name"]: each["waiting"] for each in self.queues()})
+        live = [each for each in self._registered() if each["alive"] and each["held_s"] is None and each["concurrency"]]
+        waiting = {each["name"]: each["waiting"] for each in self.queues()}
+        history.sample(self._ledger, waiting, sum(each["busy"] for each in live), len(live))
 
     def _ledger_queues(self, now: int) -> tuple[dict[str, QueueFacts], dict[str, dict[str, int]]]:
         """Without Redis, the queues in which untracked jobs wait in the ledger; and by queue and worker how many of them no

@@ -448,8 +448,9 @@ class Worker(Generic[P, R_co]):
 
     def _application(self) -> Pusher:
         if self.pusher is None:
-            alone = "belongs to no application, so nothing can be pushed or submitted"
-            why = alone if self.engine is None else f"is one of {self.engine}, which sends single jobs itself: submit a list"
+            why = "belongs to no application, so nothing can be pushed or submitted"
+            if self.engine is not None:
+                why = f"is one of {self.engine}, which sends single jobs itself: submit a list"
             raise ConfigError(f"worker {self.name!r} {why}")
         return self.pusher
 

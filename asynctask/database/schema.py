@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 OLDEST: Final = {"postgresql": (12,), "mariadb": (10, 6)}
 """The oldest supported servers: they have SKIP LOCKED, and MariaDB has atomic DDL and RETURNING."""
 
-_HEAD: Final = "0027"
+_HEAD: Final = "0028"
 _MERGED: Final = {"0003": "0002"}
 """Revisions whose migration is part of a later one, each with the revision from which that starts. 0.1.0 is at 0003, which
 set the fillfactor of ``events`` on PostgreSQL; 0016 sets it, too."""

@@ -372,6 +372,8 @@ history: Final = Table(
     Column("queue", String(255), primary_key=True),
     Column("worker_name", String(255), primary_key=True),
     Column("waiting", BigInteger),
+    Column("running", BigInteger),  # of all queues: jobs that ran, and live processes
+    Column("processes", BigInteger),
     *(
         Column(name, Integer, nullable=False, server_default=text("0"))
         for name in ("finish", "failed", "error", "retried", *(f"took_{i}" for i in range(DURATIONS)))

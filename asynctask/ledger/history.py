@@ -1,8 +1,8 @@
-"""The history: what ended in each minute, by queue and worker, with the run times, and what waited in each queue.
+"""The history: what ended in each minute, by queue and worker, with the run times; what waited in each queue; what ran.
 
 No job writes a row for it. A process counts what it has committed in memory (:func:`count`), and its heartbeat adds the
 counts to the rows of their minutes (:func:`write`), so that any number of processes share a row. A process that is killed
-loses what it has counted since its last heartbeat. The leader of maintenance samples what waits (:func:`sample`).
+loses what it has counted since its last heartbeat. The leader of maintenance samples what waits and runs (:func:`sample`).
 
 Run times are counted in buckets whose bounds rise by a constant factor. Buckets of different rows can be added, so a
 quantile of any span and any number of processes is known within a quarter of its value.
@@ -58,8 +58,9 @@ _h = history.c
 _KEYS: Final = ("at", "queue", "worker_name")
 _ENDS: Final = ("finish", "failed", "error", "retried")
 _COUNTS: Final = (*_ENDS, *(f"took_{i}" for i in range(DURATIONS)))
+_SAMPLED: Final = ("waiting", "running", "processes")
 _ALL: Final = ""
-"""The queue in the row that has what waited in all queues; without that row nothing was sampled in its minute."""
+"""The queue in the row that has what waited and ran in all queues; without that row nothing was sampled in its minute."""
 
 _BETWEEN: Final = [math.sqrt(low * high) for low, high in pairwise(BOUNDS_S)]
 _SHOWN_S: Final = [float(f"{each:.2g}") for each in (BOUNDS_S[0], *_BETWEEN, BOUNDS_S[-1])]
@@ -121,15 +122,19 @@ def _write(ledger: Ledger, rows: Mapping[Minute, Sequence[int]]) -> None:
 
 
 @repeatable
-def sample(ledger: Ledger, waiting: Mapping[str, int]) -> None:
-    """Notes how many jobs wait in each queue in this minute."""
+def sample(ledger: Ledger, waiting: Mapping[str, int], running: int, processes: int) -> None:
+    """Notes how many jobs wait in each queue in this minute, how many run, and how many processes are live."""
     at = ledger.now() // MINUTE * MINUTE
     most = sorted((queue for queue in waiting if waiting[queue]), key=lambda queue: -waiting[queue])[:MAX_SAMPLED]
     found = {_ALL: sum(waiting.values()), **{queue: waiting[queue] for queue in sorted(most)}}
-    values = [{"at": at, "queue": queue, "worker_name": "", "waiting": number} for queue, number in found.items()]
+    values: list[dict[str, Any]] = [
+        {"at": at, "queue": queue, "worker_name": "", "waiting": number, "running": None, "processes": None}
+        for queue, number in found.items()
+    ]
+    values[0] |= {"running": running, "processes": processes}
     with ledger.database.write() as connection:
         connection.execute(history.update().where(_h.at == at, _h.waiting.is_not(None)).values(waiting=None))
-        connection.execute(batches.insert_or_add(connection.dialect.name, history, _KEYS, (), ("waiting",)), values)
+        connection.execute(batches.insert_or_add(connection.dialect.name, history, _KEYS, (), _SAMPLED), values)
 
 
 @repeatable
@@ -178,6 +183,8 @@ class History(TypedDict):
     until: Annotated[Time, "When the last step ends."]
     step_s: int
     by: Literal["queue", "worker"] | None
+    running: Annotated[list[int | None], "The most jobs that ran at once, of all queues; null: it is not known."]
+    processes: Annotated[list[int | None], "The most live worker processes."]
     series: Annotated[list[HistorySeries], "With `by` one for each, those in which most ended first."]
     left_off: Annotated[int, "Series that were left off, because an answer has at most 10,000 points."]
 
@@ -232,21 +239,24 @@ def read(
         names: list[str | None] = [None] if by is None else _names(connection, by, where)
         shown = names[: MAX_VALUES // span.points]
         counts = _counts(connection, span, by, where, shown)
-        waiting = _waiting(connection, span, queue) if worker is None and by != "worker" else {}
-    sampled = {place for name, place in waiting if name == _ALL}
-    chosen = queue or _ALL
+        sampled = _sampled(connection, span, queue)
+    waiting = {place: most[0] for place, most in sampled.items()} if worker is None and by != "worker" else {}
+    looked = {place for name, place in waiting if name == _ALL}
+    chosen, places, unknown = queue or _ALL, range(span.points), (None, None, None)
     return {
         "since": rfc3339(span.since),
         "until": rfc3339(span.until),
         "step_s": span.step // SECOND,
         "by": "queue" if by == "queue" else "worker" if by == "worker" else None,
+        "running": [sampled.get((_ALL, place), unknown)[1] for place in places],
+        "processes": [sampled.get((_ALL, place), unknown)[2] for place in places],
         "series": [
             _series(
                 name,
-                [counts.get((name, place), _NOTHING) for place in range(span.points)],
+                [counts.get((name, place), _NOTHING) for place in places],
                 [
-                    waiting.get((chosen if name is None else name, place), 0 if place in sampled else None)
-                    for place in range(span.points)
+                    waiting.get((chosen if name is None else name, place), 0 if place in looked else None)
+                    for place in places
                 ],
             )
             for name in shown
@@ -300,15 +310,15 @@ def _counts(
     return {(name, int(place) // span.step): [int(n) for n in row] for place, name, *row in connection.execute(found)}
 
 
-def _waiting(connection: Connection, span: _Span, queue: str | None) -> dict[tuple[str, int], int]:
-    """The most that waited, by queue and step; as :data:`_ALL` in all queues."""
-    found = sa.select(_h.queue, span.place, sa.func.max(_h.waiting)).where(
+def _sampled(connection: Connection, span: _Span, queue: str | None) -> dict[tuple[str, int], tuple[int | None, ...]]:
+    """The most that waited, by queue and step; as :data:`_ALL` in all queues, there also what ran, and processes."""
+    found = sa.select(_h.queue, span.place, *(sa.func.max(_h[each]) for each in _SAMPLED)).where(
         _h.at >= span.since, _h.at < span.until, _h.worker_name == "", _h.waiting.is_not(None)
     )
     if queue is not None:
         found = found.where(_h.queue.in_([_ALL, queue]))
     rows = connection.execute(found.group_by(_h.queue, "place"))
-    return {(name, int(place) // span.step): int(most) for name, place, most in rows}
+    return {(name, int(place) // span.step): tuple(most) for name, place, *most in rows}
 
 
 def _series(name: str | None, counts: Sequence[Sequence[int]], waiting: list[int | None]) -> HistorySeries:

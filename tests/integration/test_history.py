@@ -172,7 +172,7 @@ def test_a_series_has_the_sums_of_its_steps_and_nothing_where_nothing_was(world:
     insert(world, NOON, "default", "note", finish=3, took_10=2, took_15=1)
     insert(world, NOON + timedelta(minutes=1), "default", "note", finish=1, error=1, took_15=2)
     insert(world, NOON + timedelta(minutes=7), "other", "shaky", failed=2, retried=4)
-    insert(world, NOON, "", "", waiting=9)
+    insert(world, NOON, "", "", waiting=9, running=4, processes=2)
     insert(world, NOON, "default", "", waiting=9)
     insert(world, NOON + timedelta(minutes=1), "", "", waiting=0)
     insert(world, NOON - timedelta(minutes=1), "default", "note", finish=100)
@@ -182,6 +182,7 @@ def test_a_series_has_the_sums_of_its_steps_and_nothing_where_nothing_was(world:
     minutes = app.history(NOON, end)
     assert (minutes["since"], minutes["until"]) == ("2026-01-05T12:00:00.000Z", "2026-01-05T12:10:00.000Z")
     assert (minutes["step_s"], minutes["by"], minutes["left_off"]) == (60, None, 0)
+    assert (minutes["running"], minutes["processes"]) == ([4, *[None] * 9], [2, *[None] * 9])
     one = only(minutes)
     assert one["finish"] == [3, 1, *[0] * 8]
     assert one["failed"] == [0] * 7 + [2, 0, 0]
@@ -264,6 +265,7 @@ def test_maintenance_samples_what_waits_and_removes_what_is_old(world: World) ->
         lambda: [each for each in app.history(by="queue")["series"] if 7 in each["waiting"]], "a sample was taken"
     )
     assert [each["name"] for each in found] == ["default"]
+    assert {0} <= {*app.history()["running"]} & {*app.history()["processes"]}, "this process performs nothing"
     wait_for(lambda: world.sql("SELECT finish FROM history WHERE finish > 0") == [(2,)], "what is old is removed")
     drain(app)
     app.operations.keep_history(86_400)

@@ -45,7 +45,7 @@ function trend(name, values, bad, label) {
   $(`#now-${name} .trend`).replaceChildren(sparkline(values, { label, bad }));
 }
 
-function drawHistory({ series: [all], until }) {
+function drawHistory({ series: [all], until, running, processes }) {
   const failed = all ? all.failed.map((n, i) => n + all.error[i]) : [];
   const ended = failed.map((n, i) => n + all.finish[i]);
   const recent = ended.slice(-MINUTES).reduce((sum, n) => sum + n, 0);
@@ -53,6 +53,8 @@ function drawHistory({ series: [all], until }) {
   figure("rate", rate(recent / (60 * MINUTES - ahead)), t("in the last {n} minutes", { n: MINUTES }));
   const total = failed.reduce((sum, n) => sum + n, 0);
   figure("failures", count(total), total && t("of {rows}", { rows: rows(ended.reduce((sum, n) => sum + n, 0)) }));
+  trend("running", running, [], t("Jobs that ran in each minute of the last hour"));
+  trend("workers", processes, [], t("Worker processes in each minute of the last hour"));
   if (!all) return;
   trend("rate", ended, failed, t("Rows that ended in each minute of the last hour"));
   trend("failures", failed, failed, t("Rows that failed in each minute of the last hour"));
