@@ -51,6 +51,15 @@ def ancestors(connection: Connection, task_id: int) -> list[int]:
     return found
 
 
+def above(connection: Connection, task_ids: Collection[int]) -> list[tuple[int, int]]:
+    """The Tasks above these Tasks, as pairs of a Task and one above it; purged ones are left out."""
+    pairs = sa.select(_t.id, _t.parent).where(_t.id.in_(task_ids), _t.parent.is_not(None)).cte("above", recursive=True)
+    next_level = sa.select(pairs.c.id, _child.c.parent).where(_child.c.id == pairs.c.parent, _child.c.parent.is_not(None))
+    pairs = pairs.union_all(next_level)
+    found = connection.execute(sa.select(pairs.c.id, _t.id).join_from(pairs, tasks, _t.id == pairs.c.parent))
+    return [(int(task_id), int(other)) for task_id, other in found]
+
+
 def adopt(connection: Connection, new: Sequence[tuple[int | None, str | None]]) -> set[int]:
     """Locks and counts the parents of new Tasks, each given as its parent and its session; returns the paused parents.
 

@@ -8,7 +8,8 @@ interrupted one.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
@@ -37,8 +38,8 @@ from asynctask.database.tables import (
     tasks,
 )
 from asynctask.errors import InputError, Unavailable
-from asynctask.ledger import search
-from asynctask.ledger.base import PURGING, Ledger, each_free, loads
+from asynctask.ledger import children, search
+from asynctask.ledger.base import PURGING, Ledger, each_free, loads, try_lock
 from asynctask.logs import get_logger
 
 ENDED: Final = (State.FINISHED, State.CANCELLED, State.REJECTED)
@@ -302,16 +303,24 @@ def _delete_additions(ledger: Ledger, task_ids: Sequence[int]) -> int:
 
 
 @repeatable
-def _delete_tasks(ledger: Ledger, task_ids: Sequence[int]) -> int:
+def _delete_tasks(ledger: Ledger, task_ids: Collection[int]) -> int:
+    """Deletes these Tasks, and leaves to a later purge those of which another transaction holds a Task that sums them."""
     with ledger.database.write() as connection:
+        above = children.above(connection, task_ids)
+        corrected = sa.select(_a.task_id, _a.ancestor_id).where(_a.task_id.in_(task_ids))
+        summed = [*above, *((int(i), int(ancestor)) for i, ancestor in connection.execute(corrected))]
+        sums = sorted({each for _, each in summed}.difference(task_ids))  # the lock order of every transaction
+        held = {each for each in sums if try_lock(connection, ledger, each) is None}
+        task_ids = set(task_ids).difference(task_id for task_id, each in summed if each in held)
         _keep_mended(connection, task_ids)
+        _keep_versions(connection, task_ids, above)
         for table in _SMALL:
             connection.execute(table.delete().where(table.c.task_id.in_(task_ids)))
         gone = connection.execute(tasks.delete().where(_t.id.in_(task_ids), _t.turning == PURGING))
     return int(gone.rowcount)
 
 
-def _keep_mended(connection: Connection, task_ids: Sequence[int]) -> None:
+def _keep_mended(connection: Connection, task_ids: Collection[int]) -> None:
     """Adds the finished items of these Tasks to ``mended`` of the Tasks that they correct, which summed them until now."""
     left = (_a.task_id.in_(task_ids)) & (_a.ancestor_id.not_in(task_ids))
     counted_for = sa.select(_a.ancestor_id, _a.task_id).where(left).order_by(_a.ancestor_id)
@@ -322,3 +331,22 @@ def _keep_mended(connection: Connection, task_ids: Sequence[int]) -> None:
         more = {"mended": _t.mended + int(finished), "version": _t.version + int(counted) + own + 1}
         connection.execute(tasks.update().where(_t.id == ancestor).values(more))
     connection.execute(task_ancestors.delete().where(_a.task_id.in_(task_ids) | _a.ancestor_id.in_(task_ids)))
+
+
+def _keep_versions(connection: Connection, task_ids: Collection[int], above: Iterable[tuple[int, int]]) -> None:
+    """Adds the versions of these Tasks to those of the locked Tasks ``above`` them (pairs, as of :func:`children.above`),
+    which summed them until now: who follows a Task ignores an object with a lower version than the last."""
+    tops: dict[int, set[int]] = defaultdict(set)
+    for task_id, each in above:
+        if task_id in task_ids:
+            tops[task_id].add(each)
+    tops = {task_id: its for task_id, its in tops.items() if its.isdisjoint(task_ids)}
+    # A Task that stays below a removed one leaves the sums, too.
+    below = children.below(connection, tops)
+    counted = sa.select(sa.func.coalesce(sa.func.sum(_n.version), 0)).where(_n.task_id == _t.id).scalar_subquery()
+    more = Counter[int]()
+    for task_id, version in connection.execute(sa.select(_t.id, _t.version + counted).where(_t.id.in_(tops))):
+        lost = int(version) + (below[task_id].version if task_id in below else 0)
+        more.update(dict.fromkeys(tops[task_id], lost + 1))
+    for task_id, lost in sorted(more.items()):
+        connection.execute(tasks.update().where(_t.id == task_id).values(version=_t.version + lost))

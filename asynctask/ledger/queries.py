@@ -1416,9 +1416,10 @@ def call_back_again(ledger: Ledger, task_id: int, *, who: str = "") -> bool:
 
 @repeatable
 def log_link(ledger: Ledger, task_id: int, detail: dict[str, Any], *, who: str) -> None:
-    """Logs that somebody made a link to a Task. Raises :class:`NotFound`."""
+    """Logs that somebody made a link to a Task, whose version says that its log has grown. Raises :class:`NotFound`."""
     with ledger.database.write() as connection:
-        task_rows.get(connection, task_id)
+        task_rows.lock(connection, task_id)
+        connection.execute(tasks.update().where(_t.id == task_id).values(version=_t.version + 1))
         task_rows.log(connection, ledger, task_id, "linked", detail, who)
 
 

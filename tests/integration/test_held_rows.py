@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,11 +13,13 @@ from support.world import World, numbers
 
 from asynctask import AsyncTask
 from asynctask.database.retrying import LockTimeout
+from asynctask.errors import NotFound
 from asynctask.ledger import base, doctor, lending, processes
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.recorder import Kind, Outcome, Recorder
 from asynctask.ledger.tasks import try_close
+from asynctask.task import TaskHandle
 from asynctask.testing import wait_for
 
 pytestmark = [
@@ -215,6 +218,28 @@ def test_maintenance_leaves_held_tasks_and_does_the_others(world: World) -> None
         assert not try_close(app.ledger, both[0].id)
     maintenance.close()
     assert both[0].progress()["done"]
+
+
+@pytest.mark.each_database(reason="each locks in its own way")
+def test_a_purge_leaves_what_a_held_task_sums_and_removes_the_others(world: World) -> None:
+    app = world.app()
+
+    def sheet(text: str, **options: Any) -> TaskHandle:
+        return app.submit_file("order", app.uploads.store(io.BytesIO(text.encode()), "list.csv"), **options)
+
+    top, corrected = app.submit("note", numbers(1), open=True), sheet("n,kind\n1,refuse\n")
+    child, other = app.submit("note", numbers(1), parent=top.id), app.submit("note", numbers(1))
+    with world.working(app):
+        corrected.wait(60)
+        correction = sheet("n,kind,row\n1,ok,2\n", resubmit_of=corrected.id)
+        for task in (child, other, correction):
+            task.wait(60)
+    with holding(world, top.id), holding(world, corrected.id):
+        assert app.purge(0).tasks == 1
+        with pytest.raises(NotFound):
+            other.progress()
+    assert app.purge(0).tasks == 3
+    assert [each["task_id"] for each in app.tasks()] == [top.id]
 
 
 def test_a_split_whose_task_is_held_is_not_taken_up_again_and_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

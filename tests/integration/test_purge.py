@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -129,6 +131,63 @@ def test_a_task_that_is_opened_again_meanwhile_stays(world: World, monkeypatch: 
     assert app.purge(0).tasks == 0
     ended(world, app, [task])
     assert task.progress()["generation"] == 2
+
+
+@pytest.mark.each_database(reason="versions are summed in SQL, and each locks in its own way")
+def test_the_version_of_a_task_never_falls_while_tasks_below_it_are_purged(world: World) -> None:
+    """Of ``middle``, which is purged alone, ``low`` stays and leaves the sums; the last two are purged together."""
+    app = world.app()
+    top = app.submit("note", numbers(1), open=True)
+    middle = app.submit("note", numbers(20), parent=top.id, owner="a")
+    low = app.submit("note", numbers(20), parent=middle.id, owner="b")
+    upper = app.submit("note", numbers(20), parent=top.id, owner="c")
+    lower = app.submit("note", numbers(20), parent=upper.id, owner="c")
+    ended(world, app, [low, middle, lower, upper])
+    assert top.progress()["children"]["count"] == 4
+    for owner, removed, left_below in (("a", 1, 2), ("b", 1, 2), ("c", 2, 0)):
+        before = top.progress()
+        seen, mark = [before["version"]], app.changed({top.id: None})[top.id].mark
+        unfinished = purge.Purge(app.ledger, purge.Old(app.ledger.now(), owner=owner), lambda source: False)
+        assert unfinished.step()  # as a process that dies during its purge
+        seen.append(top.progress()["version"])
+        steps = purge.Purge(app.ledger, purge.Old(app.ledger.now(), owner=owner), lambda source: False)
+        while steps.step():
+            seen.append(top.progress()["version"])
+        after = top.progress()
+        assert steps.removed.tasks == removed
+        assert (after["children"] or {"count": 0})["count"] == left_below
+        assert [*seen, after["version"]] == sorted([*seen, after["version"]])
+        if after["children"] != before["children"]:
+            assert after["version"] > before["version"]
+            assert app.changed({top.id: mark})[top.id].progress == after
+    top.seal()
+    ended(world, app, [top])
+    assert app.doctor() == []
+
+
+@pytest.mark.each_database(reason="each locks in its own way")
+def test_two_purges_remove_children_while_others_end(world: World) -> None:
+    app = world.app()
+    top = app.submit("note", numbers(1), open=True)
+    middle = app.submit("note", numbers(1), parent=top.id, open=True)
+    seen = [top.progress()["version"]]
+    with world.working(app), ThreadPoolExecutor(2) as threads:
+        for _ in range(3):
+            ending = [app.submit("note", numbers(2), parent=each.id) for each in (top, middle)]
+            list(threads.map(app.purge, (0.0, 0.0)))
+            seen.append(top.progress()["version"])
+            for task in ending:
+                with suppress(NotFound):  # it is purged already
+                    task.wait(60)
+        list(threads.map(app.purge, (0.0, 0.0)))
+        seen.append(top.progress()["version"])
+        assert seen == sorted(set(seen))
+        for task in (middle, top):
+            task.seal()
+            task.wait(60)
+    wait_for(lambda: app.purge(0) == purge.Purged(), "what a purge left goes with the next")
+    assert world.one("SELECT count(*) FROM tasks") == 0
+    assert app.doctor() == []
 
 
 @pytest.mark.one_database(reason="the statements that remove are those of the first test")

@@ -73,7 +73,9 @@ def test_a_link_of_another_secret_is_none() -> None:
 def test_a_link_names_its_task_its_rights_and_its_end_and_the_log_names_its_maker(world: World) -> None:
     app = world.app(link_secret=SECRET)
     task = app.submit("note", numbers(1))
+    version = task.progress()["version"]
     read, control = app.link(task.id), app.link(task.id, {"read", "control"}, 60, who="ann")
+    assert task.progress()["version"] == version + 2, "who follows the Task reads its log again"
     now = app.clock.now() // 1_000_000
     for text, rights, seconds in ((read, {"read"}, DAY), (control, LINKABLE, 60)):
         found = read_link(text, SECRET)
