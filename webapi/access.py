@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Final
 
 from apiflask import APIFlask
@@ -93,10 +92,16 @@ def current_user() -> User:
     return found
 
 
-def link_left_s() -> float:
-    """Seconds until the link ends that the request has; endless without one."""
-    ends_at: int | None = g.get("link_ends_at")
-    return math.inf if ends_at is None else ends_at - asynctask_app().clock.now() / SECOND
+STREAM_S: Final = 300.0
+"""Seconds that a stream lasts at most. Its client connects again and is admitted again: its login may have ended."""
+
+
+def stream_lasts_s() -> float:
+    """Seconds after which a stream ends that the request opens: with its link, and after :data:`STREAM_S` or up to a fifth
+    less, so that the clients that a restart has connected at once do not come back at once each time."""
+    app, ends_at = asynctask_app(), g.get("link_ends_at")
+    most = STREAM_S * (1 - app.ids.random() / 5)
+    return most if ends_at is None else min(most, ends_at - app.clock.now() / SECOND)
 
 
 def register(flask_app: APIFlask) -> None:

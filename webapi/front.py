@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import hashlib
 import io
 import math
 import re
 import sys
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -26,6 +28,7 @@ from asynctask.ledger.progress import Changed
 from asynctask.logs import get_logger
 from webapi.context import BODY_LIMIT, GONE, HEAD_ONLY, json_text, progress_tag, retry_after, with_links
 from webapi.problems import HttpRefusal, server_problem
+from webapi.security import keep
 
 if TYPE_CHECKING:
     from webapi.server import Connection
@@ -47,7 +50,8 @@ _POLL: Final = re.compile(r"/api/tasks/(\d{1,18})$")
 _ASKS_MORE: Final = re.compile(rb"(wait|include)=")
 """Queries with which a request for a progress object is no plain poll."""
 
-_SENT_AT_MOST: Final = 10_000
+_KEPT_AT_MOST: Final = 10_000
+"""Of the Tasks that were polled last, and of the clients that polled last."""
 
 _BUG: Final = HttpRefusal(500, "internal_error", "something went wrong here, and it is in the server's log")
 _BUSY: Final = HttpRefusal(503, "busy", "too many large bodies are coming in at once; try again in a moment")
@@ -217,7 +221,9 @@ class Front:
             # A report holds processes and connections until it is made; a result is a file already.
             return await self._send_made(exchange, environ, ahead=file[1] != "result")
         query, is_get = exchange.scope["query_string"], exchange.scope["method"] == "GET"
-        if is_get and (poll := _POLL.search(exchange.scope["path"])) and not _ASKS_MORE.search(query):
+        poll = _POLL.search(exchange.scope["path"]) if is_get and not _ASKS_MORE.search(query) else None
+        asks = None if poll is None else credentials_of(exchange.scope)
+        if poll is not None and asks in self._polls.admitted:
             environ[POLLED] = await self._polls.read(int(poll[1]), b",".join(values_of(exchange.scope, b"if-none-match")))
         wanted: list[Following] = []
         if not self._notifier.full:
@@ -227,6 +233,8 @@ class Front:
         with SpooledTemporaryFile(IN_MEMORY) as page:
             async with turn:
                 answer = await self._run(exchange, long, self._call, exchange, environ, page)
+            if asks is not None:
+                self._polls.note(asks, answer.status)
             if not wanted:
                 return await self._send_file(exchange, answer, page)
         if wanted[0].wait_s is None:
@@ -406,6 +414,13 @@ def values_of(scope: dict[str, Any], name: bytes) -> list[bytes]:
     return [value for each, value in scope["headers"] if each == name]
 
 
+def credentials_of(scope: dict[str, Any]) -> bytes:
+    """A digest of all by which a login may know a client: its address, Authorization, cookies, and link."""
+    links = [part for part in scope["query_string"].split(b"&") if part.startswith(b"link=")]
+    address, headers = (scope["client"] or ("",))[0], [values_of(scope, name) for name in (b"authorization", b"cookie")]
+    return hashlib.sha256(repr((address, headers, links)).encode()).digest()
+
+
 def has_body(scope: dict[str, Any]) -> bool:
     """Whether a body follows the head."""
     return bool(values_of(scope, b"transfer-encoding")) or values_of(scope, b"content-length") not in ([], [b"0"])
@@ -477,7 +492,8 @@ more clients may follow, nor under other servers: the view then waits in its own
 
 POLLED: Final = "asynctask.polled"
 """In the WSGI environment: the progress object, or a :class:`Sent`, that the server has read since the request came; None
-if it could not. The application answers a poll with it, unless that asks for more."""
+if it could not. It is not there for a client that the application has not answered before. The application answers a poll
+with it, unless that asks for more."""
 
 LATEST: Final = "asynctask.latest"
 """In the WSGI environment: a function that gives the last progress object of a Task that others follow, or None."""
@@ -533,13 +549,24 @@ class Sent(NamedTuple):
 class Polls:
     """Reads the progress of the Tasks that clients poll, one read at a time: it serves all requests that came during the
     one before. Most polls find nothing new, and of their Tasks only the marks are read. ``read`` as of :class:`Notifier`.
+
+    ``admitted``: the :func:`credentials_of` clients whose last poll had an answer, 10,000 at most. For others nothing is
+    read before the application knows who they are.
     """
 
     def __init__(self, read: Callable[[Mapping[int, str | None]], Awaitable[Mapping[int, Changed]]]) -> None:
         self._read = read
-        self._sent: dict[int, Sent] = {}
+        self.admitted = OrderedDict[bytes, None]()
+        self._sent = OrderedDict[int, Sent]()
         self._waiting: dict[int, list[tuple[bytes, asyncio.Future[Any]]]] = {}
         self._reader: asyncio.Task[None] | None = None
+
+    def note(self, credentials: bytes, status: int) -> None:
+        """Notes with which status the application answered a poll."""
+        if status in (200, 304):
+            keep(self.admitted, credentials, None, _KEPT_AT_MOST)
+        else:
+            self.admitted.pop(credentials, None)
 
     async def read(self, task_id: int, known: bytes) -> dict[str, Any] | Sent | None:
         """The progress object as of now; a :class:`Sent` if the client has it, by its header If-None-Match (``known``).
@@ -572,16 +599,18 @@ class Polls:
     def _kept(self, task_id: int, known: list[bytes]) -> Sent | None:
         """The last progress object, if all these clients have it."""
         sent = self._sent.get(task_id)
-        return sent if sent is not None and all(f'"{sent.tag}"'.encode() in each for each in known) else None
+        if sent is None or not all(f'"{sent.tag}"'.encode() in each for each in known):
+            return None
+        self._sent.move_to_end(task_id)
+        return sent
 
     def _news(self, task_id: int, changed: Changed) -> dict[str, Any] | None:
         mark, progress = changed
         if mark is None or progress is None:
             self._sent.pop(task_id, None)
             return None
-        if len(self._sent) >= _SENT_AT_MOST:
-            self._sent.clear()
-        self._sent[task_id] = Sent(mark, progress_tag(progress), None if progress["done"] else retry_after(progress))
+        sent = Sent(mark, progress_tag(progress), None if progress["done"] else retry_after(progress))
+        keep(self._sent, task_id, sent, _KEPT_AT_MOST)
         return progress
 
 

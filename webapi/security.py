@@ -550,7 +550,7 @@ class Logins:
         """Ends a session for every copy of it, as far as this process is asked."""
         if read_session(text, [digest for _, digest in self._known]) is not None:
             with self._lock:
-                _keep(self._ended, _digest(text), None)
+                keep(self._ended, _digest(text), None, self.ADDRESSES)
 
     def session_of(self, text: str, now_s: int, address: str, path: str) -> User | None:
         """The user of a session that has not ended. Raises as :meth:`user_of`."""
@@ -576,11 +576,11 @@ class Logins:
         if not wait_s:
             found = look()
             if found is not None:
-                _keep(self._valid, (network, secret), None)
+                keep(self._valid, (network, secret), None, self.ADDRESSES)
                 return found, 0.0, 0
         if failures is None:
             failures = _Failures()
-        _keep(self._failed, network, failures)
+        keep(self._failed, network, failures, self.ADDRESSES)
         if not wait_s:
             failures.allowed.use(now)
         failures.untold += 1
@@ -603,11 +603,11 @@ def network_of(address: str) -> str:
     return str(int(found) >> 64) if isinstance(found, ipaddress.IPv6Address) else str(found or address)
 
 
-def _keep(kept: OrderedDict[Any, Any], key: Any, value: Any) -> None:
-    """Puts an entry at the end, and drops the first beyond the most."""
+def keep(kept: OrderedDict[Any, Any], key: Any, value: Any, most: int) -> None:
+    """Puts an entry at the end, and drops the first beyond the ``most``."""
     kept[key] = value
     kept.move_to_end(key)
-    if len(kept) > Logins.ADDRESSES:
+    if len(kept) > most:
         kept.popitem(last=False)
 
 

@@ -27,7 +27,7 @@ from asynctask.lists.rows import ListSource, encoding_option
 from asynctask.lists.uploads import StoredFile
 from asynctask.submission import Submission
 from asynctask.task import VERBS, TaskHandle, Verb, event_cursor
-from webapi.access import Forbidden, current_user, link_left_s, of_user
+from webapi.access import Forbidden, current_user, of_user, stream_lasts_s
 from webapi.context import (
     TASKS,
     Busy,
@@ -257,8 +257,11 @@ def show(task_id: int, query: OneTaskQuery) -> Response:
             is_own = query.include is not None
             follow(Following(task_id, request.script_root, plain, progress_tag(plain), query.wait, is_own))
             return progress_response(with_links(found), conditional=False)
-    if found.get("refusal") is not None:
-        found["refusal"] = find_task(task_id).refusal_object(reader_locale())
+    if found.get("refusal") is not None:  # the Task is done, and the object has a language, which its version does not tell
+        found["refusal"] = find_task(task_id).refusal_object(locale := reader_locale())
+        response = json_response(with_links(found), cache="no-cache")  # caching tags it by its content
+        set_language(response, locale)
+        return response
     response = progress_response(with_links(found))
     if not held:
         response.headers["Asynctask-Held"] = "no"
@@ -305,8 +308,8 @@ def stream(task_id: int) -> Response:
     """The progress of a Task as Server-Sent Events
 
     Each event is the progress object, sent when it changes, at most four times a second. The stream ends when the Task is
-    done, or when the link that opened it expires. `Last-Event-ID` continues without repeating what the client has. 503 if
-    as many clients follow Tasks as may.
+    done, when the link that opened it expires, and after five minutes at the latest. `Last-Event-ID` continues without
+    repeating what the client has. 503 if as many clients follow Tasks as may.
     """
     found = find_progress(task_id)
     known = request.headers.get("Last-Event-ID")
@@ -316,10 +319,10 @@ def stream(task_id: int) -> Response:
         events: Iterator[bytes] = iter(())
         follow = request.environ.get(FOLLOW)
         if follow is not None and request.method != "HEAD":
-            follow(Following(task_id, request.script_root, found, known, lasts_s=link_left_s()))
+            follow(Following(task_id, request.script_root, found, known, lasts_s=stream_lasts_s()))
         elif request.method != "HEAD":
             stack.enter_context(slot("follow"))
-            events = _events(asynctask_app(), task_id, known, link_left_s())
+            events = _events(asynctask_app(), task_id, known, stream_lasts_s())
         # The slot is held, and the request's context exists, until the last byte is sent.
         response = Response(stream_with_context(until_gone(events)), mimetype=EVENT_STREAM)
         response.call_on_close(stack.pop_all().close)

@@ -168,6 +168,29 @@ def test_where_no_stream_gets_through_it_polls_as_the_server_says_and_ends_with_
     assert waited[3] >= 0.4, "one that was held is not followed by the next at once"
 
 
+def test_a_stream_that_ends_before_its_task_is_no_trouble_and_goes_on_where_it_was(page: Page, web_alone: str) -> None:
+    """A server ends each after some minutes."""
+    page.goto(f"{web_alone.rstrip('/')}/docs")
+    known: list[str | None] = []
+
+    def stream(version: int, **members: Any) -> Callable[[Route], None]:
+        def send(route: Route) -> None:
+            known.append(route.request.headers.get("last-event-id"))
+            data = json.dumps(progress(version, **members))
+            route.fulfill(body=f"retry: 2000\n\nid: {version}\ndata: {data}\n\n", content_type="text/event-stream")
+
+        return send
+
+    server = Server(page, stream(1), stream(2, done=True))
+    script = """{
+        const told = [], tell = (it) => told.push(it?.version ?? it);
+        await m.follow(7, { onChange: tell, onTrouble: tell });
+        return told;
+    }"""
+    assert page.evaluate(asked(script), [MODULE]) == [1, 2]
+    assert (server.asked, known) == (["/stream"] * 2, [None, "1"])
+
+
 def test_three_tasks_hold_connections_and_those_beyond_poll(page: Page, web_alone: str) -> None:
     """Over HTTP/1.1 a browser has six for all its tabs: with a stream for each of six, the page could send nothing more."""
     page.goto(f"{web_alone.rstrip('/')}/docs")

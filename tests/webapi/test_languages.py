@@ -45,6 +45,23 @@ def test_refused_rows_are_told_in_the_language_of_whoever_reads_them(client: Cli
         assert set(answer.json["rejected"][0]["errors"][0]) == {"column", "code", "message", "value"}
 
 
+def test_why_a_list_was_rejected_has_a_tag_for_each_language(client: Client, form: Form) -> None:
+    """Before, who had read it in English got 304 for the Japanese one."""
+    posted = client.post("/api/tasks", **form("Quantity,note\n1,x\n"))
+    where, tags = f"/api/tasks/{client.get('/api/tasks').json['tasks'][0]['task_id']}?include=errors", set[str]()
+    for language in ("en", "ja", "zh-CN"):
+        told = client.get(where, headers={"Accept-Language": language})
+        assert (told.headers["Content-Language"], told.headers["Cache-Control"]) == (language, "no-cache")
+        assert ("Accept-Language" in told.vary, told.json["done"]) == (True, True)
+        assert (told.json["refusal"]["message"] == posted.json["detail"]) is (language == "en")
+        for other in (*tags, told.headers["ETag"]):
+            again = client.get(where, headers={"Accept-Language": language, "If-None-Match": other})
+            assert again.status_code == (304 if other == told.headers["ETag"] else 200)
+            assert (again.headers["ETag"], "Accept-Language" in again.vary) == (told.headers["ETag"], True)
+        tags.add(told.headers["ETag"])
+    assert len(tags) == 3
+
+
 def test_without_a_header_it_is_the_applications_language(make_app: Callable[..., AsyncTask], form: Form) -> None:
     client = client_of(make_app(locale="ja"))
     assert reasons(client.post("/api/tasks", **form(SHEET)))[1] == "必須です。入力してください"
