@@ -227,6 +227,32 @@ def test_a_hidden_page_asks_nothing_and_a_visible_one_again(clocked_page: Page, 
     expect(page).not_to_have_title(title)
 
 
+def test_trouble_ends_with_a_stream_that_gets_through_also_while_nothing_changes(
+    clocked_page: Page, web_alone: str
+) -> None:
+    page, url = clocked_page, web_alone.rstrip("/")
+    page.clock.install()
+    page.goto(f"{url}/docs")
+    task = page.evaluate(asked("m.submit([{ sku: 'OK-1' }], { worker: 'gated' })"), [MODULE])["task_id"]
+    asked_for: list[str] = []
+
+    def pass_one_poll_and_then_streams(route: Route) -> None:
+        asked_for.append(urlsplit(route.request.url).path.rpartition("/")[2])
+        if len(asked_for) == 2 or (len(asked_for) > 2 and asked_for[-1] == "stream"):
+            route.continue_()
+        else:
+            route.abort()
+
+    page.route(f"{url}/api/tasks/{task}**", pass_one_poll_and_then_streams)
+    show = "{ document.body.innerHTML = `<asynctask-progress task=${given[0]}>`; }"
+    page.evaluate(asked(show), [MODULE, task])
+    said = page.locator("asynctask-progress [part=text]")
+    expect(said).to_have_text("No connection; it is tried again")
+    page.clock.fast_forward(30_000)
+    expect(said).to_have_text("Running · 0 % · 0 / 1")
+    assert asked_for[-1] == "stream"
+
+
 def test_items_whose_answer_is_lost_become_one_task(page: Page, web_alone: str) -> None:
     with Proxy(urlsplit(web_alone).port or 0) as proxy:
         url = f"http://127.0.0.1:{proxy.port}"

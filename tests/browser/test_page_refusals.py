@@ -405,7 +405,7 @@ def test_older_tasks_that_cannot_be_loaded_are_said_to_and_loaded_later(page: Pa
         expect(older).to_be_hidden()
 
 
-def test_tables_that_could_not_be_loaded_are_loaded_later_and_a_page_that_was_not_turned_stays(
+def test_tables_that_could_not_be_loaded_are_loaded_later_and_show_what_was_asked_for_last(
     page: Page, open_shop: tuple[Shop, str]
 ) -> None:
     """A finished Task does not change: what was not loaded with its last change was never loaded."""
@@ -439,6 +439,35 @@ def test_tables_that_could_not_be_loaded_are_loaded_later_and_a_page_that_was_no
     expect(pager.get_by_role("button", name="Next")).to_be_disabled()
     pager.get_by_role("button", name="Previous").click()
     expect(pager).to_contain_text("1–20 of 22")
+
+    def turn_back(route: Route) -> None:
+        pager.get_by_role("button", name="Previous").click()
+        route.continue_()
+
+    page.get_by_label("Show").select_option("failed")
+    for meanwhile in (turn_back, with_answer(None)):  # two rows run again: the second page is gone
+        pager.get_by_role("button", name="Next").click()
+        expect(pager).to_contain_text("21–22 of 22")
+        page.get_by_label("Choose all of this page").check()
+        page.route(held[0], meanwhile, times=1)
+        shop.open_gate(0)
+        page.get_by_role("button", name="Run them again").click()
+        expect(pager).to_contain_text("1–20 of 20")
+        shop.open_gate(1)
+        expect(pager).to_contain_text("1–20 of 22")
+        expect(page.locator("#problem")).to_be_hidden()
+    last = get(f"{url.rstrip('/')}/api/tasks/{task_of(page)}/events?limit=200")["events"][-1]
+
+    def ask_for_the_last(route: Route) -> None:
+        page.evaluate(
+            "(hash) => new Promise((done) => { onhashchange = () => done(); location.hash = hash; })",
+            f"rows?from={last['id']}",
+        )
+        route.continue_()
+
+    page.route(held[0], ask_for_the_last, times=1)
+    page.get_by_label("Show").select_option("")
+    expect(rows).to_have_count(1)
 
 
 def test_a_download_that_is_refused_says_why(page: Page, open_shop: tuple[Shop, str]) -> None:

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import openpyxl
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 from support.browser import hand_in, part, sheet
 from support.serving import Shop, get
 
 from asynctask import AsyncTask
+from asynctask.testing import running as working
 
 pytestmark = pytest.mark.needs_browser
 
@@ -27,9 +28,18 @@ def beside(shop: Shop) -> AsyncTask:
 
 def test_rows_are_searched_chosen_run_again_and_downloaded(page: Page, open_shop: tuple[Shop, str], tmp_path: Path) -> None:
     shop, url = open_shop
-    shop.open_gate(1)
+
+    def know_none_before_the_end(route: Route) -> None:
+        if page.locator("#state").inner_text() == "running":
+            route.fulfill(json={"columns": []})
+        else:
+            route.continue_()
+
+    page.route("**/columns", know_none_before_the_end)
     file = sheet(tmp_path / "p.xlsx", *((f"{'NO' if n % 3 == 0 else 'OK'}-{n}", 1, "red") for n in range(1, 31)))
     hand_in(page, url, file, "gated")
+    expect(page.locator("#rows thead th")).to_have_text(["", "Row", "Status", "Reason", "sku", "quantity", "Attempts"])
+    shop.open_gate(1)
     expect(page.locator("#state")).to_have_text("finished with failures")
     rows, attempts = page.locator("#rows tbody tr"), page.locator("#rows [data-cell=attempt]")
     expect(page.locator("#rows thead th")).to_have_text(["", "Row", "Status", "Reason", "sku", "Quantity", "Attempts"])
@@ -67,6 +77,19 @@ def test_rows_are_searched_chosen_run_again_and_downloaded(page: Page, open_shop
     expect(rows.first.locator("[data-label=sku]")).to_have_text("NO-15")
     page.locator("[data-pager=rows]").get_by_role("button", name="Previous").click()
     expect(rows.first.locator("[data-label=sku]")).to_have_text("OK-1")
+
+
+def test_a_row_that_waits_for_a_retry_shows_its_last_attempt(page: Page, open_shop: tuple[Shop, str]) -> None:
+    shop, url = open_shop
+    with closing(AsyncTask(environ=shop.environ)) as app:
+        app.worker(name="sync", queue="apart", retry=9, retry_in=lambda *_: 3_600.0)(lambda item: 1 / 0)
+        task = app.submit("sync", [{}])
+        with working(app, concurrency=1, queues={"apart": 1}):
+            page.goto(f"{url.rstrip('/')}/tasks/{task.id}")
+            attempt = page.locator("#rows [data-cell=attempt]")
+            expect(attempt).to_have_text("2")
+            assert app.operations.act("retries", "restart", [task.events()[0]["job_id"]]).done == 1
+            expect(attempt).to_have_text("3")
 
 
 def test_the_parts_are_tabs_and_a_knob_is_turned_with_its_slider_and_turned_back(page: Page, shop: Shop) -> None:

@@ -50,53 +50,55 @@ export class Pages {
     this.drawPager = pager($(`[data-pager="${name}"]`), (button, step) => this.turn(button, step), [this.where]);
   }
 
+  /** Does one thing after the other: each begins with what the one before it has left. */
+  inTurn(work) {
+    const done = this.loading.then(work);
+    this.loading = done.catch(() => {});
+    return done;
+  }
+
   /** `number`: how many rows there are, null if that is unknown; `state`: all that the page depends on. */
-  async update(number, state = String(number)) {
-    await this.loading;
-    if (state === this.seen) return;
-    // A search of a large Task takes long, and is not asked for at each change.
-    const wait = this.seen === null ? 0 : this.rest - Date.now();
-    if (wait > 0) {
-      this.later(wait);
-      return;
-    }
-    // Rows that run again: the page that was open may be gone.
-    const starts = number !== null && number < this.number ? [null] : this.starts;
-    this.number = number;
-    await this.open(starts);
-    this.seen = state;
+  update(number, state = String(number)) {
+    return this.inTurn(async () => {
+      if (state === this.seen) return;
+      // A search of a large Task takes long, and is not asked for at each change.
+      const wait = this.seen === null ? 0 : this.rest - Date.now();
+      if (wait > 0) {
+        this.later(wait);
+        return;
+      }
+      // Rows that run again: the page that was open may be gone.
+      if (number !== null && number < this.number) this.reset();
+      this.number = number;
+      if (await this.open(this.starts)) this.seen = state;
+    });
   }
 
   /** Begins anew: other rows are asked for, those behind `after` if it is given. */
   reset(after = null) {
-    Object.assign(this, { starts: after === null ? [null] : [null, after], from: after, seen: null, number: 0 });
+    Object.assign(this, { starts: after === null ? [null] : [null, after], from: after, next: null, seen: null, number: 0 });
   }
 
-  async turn(button, step) {
-    await this.loading;
-    const starts = step > 0 ? [...this.starts, this.next] : this.starts.slice(0, -1);
-    await attempt($("#problem"), button, () => this.open(starts));
-    this.enable();
+  turn(button, step) {
+    return this.inTurn(async () => {
+      if (step > 0 ? this.next === null : this.starts.length < 2) return; // what was open at the click is gone
+      const starts = step > 0 ? [...this.starts, this.next] : this.starts.slice(0, -1);
+      await attempt($("#problem"), button, () => this.open(starts));
+      this.enable();
+    });
   }
 
-  /** Loads a page, which is the last of these starts. */
+  /** Loads a page, which is the last of these starts. Returns whether it is shown: others may be asked for meanwhile. */
   async open(starts) {
-    let done;
-    this.loading = new Promise((resolve) => { done = resolve; });
-    const url = this.url();
-    const began = Date.now();
-    try {
-      const after = starts.at(-1);
-      const page = await call(`${url}limit=${PAGE}${after === null ? "" : `&after=${after}`}`, { has: this.items });
-      if (url !== this.url()) return; // others were asked for meanwhile
-      this.starts = starts;
-      this.next = page.links.next === null ? null : new URL(page.links.next, location.href).searchParams.get("after");
-      this.fill(page);
-      this.draw(page[this.items].length);
-      this.rest = Date.now() + REST * (Date.now() - began);
-    } finally {
-      done();
-    }
+    const [before, began, after] = [this.starts, Date.now(), starts.at(-1)];
+    const page = await call(`${this.url()}limit=${PAGE}${after === null ? "" : `&after=${after}`}`, { has: this.items });
+    if (before !== this.starts) return false;
+    this.starts = starts;
+    this.next = page.links.next === null ? null : new URL(page.links.next, location.href).searchParams.get("after");
+    this.fill(page);
+    this.draw(page[this.items].length);
+    this.rest = Date.now() + REST * (Date.now() - began);
+    return true;
   }
 
   enable() {
@@ -130,7 +132,7 @@ const keyOf = (event) => `${event.id}.${event.row}`;
  */
 export class Rows {
   constructor({ self, of, choose, report, later, retry, mayRetry }) {
-    Object.assign(this, { self, of, retry, mayRetry, status: "", text: "", from: null, columns: null, shown: new Map(), heads: "", progress: null });
+    Object.assign(this, { self, of, retry, mayRetry, status: "", text: "", from: null, columns: [], settled: false, shown: new Map(), heads: "", progress: null });
     /** The chosen rows: number and status as it was last seen. */
     this.chosen = new Map();
     this.form = $("#filter");
@@ -178,16 +180,21 @@ export class Rows {
 
   async update(p) {
     this.progress = p;
+    this.drawChosen();
+    if (!this.settled) {
+      this.columns = (await call(`${this.self}/columns`, { has: "columns" })).columns;
+      this.settled = p.done;
+    }
     const statuses = this.status ? this.status.split(",") : Object.keys(STATUSES);
     const numbers = statuses.map((each) => p.counts[each]);
-    this.drawChosen();
-    if (this.columns === null || !p.done) this.columns = (await call(`${this.self}/columns`, { has: "columns" })).columns;
     const number = numbers.reduce((sum, n) => sum + n, 0);
-    await this.pages.update(this.text ? null : number, JSON.stringify([p.generation, numbers, this.status, this.text]));
+    // Rows that wait for a retry have another attempt and another reason after it, in the same number.
+    const retries = statuses.includes("enqueue") && p.retrying > 0 && p.version;
+    await this.pages.update(this.text ? null : number, JSON.stringify([p.generation, numbers, retries, this.status, this.text]));
   }
 
   fill({ events, links }) {
-    this.drawHead(columnsOf(this.columns ?? [], events.map((e) => e.params)));
+    this.drawHead(columnsOf(this.columns, events.map((e) => e.params)));
     const before = this.shown;
     this.shown = new Map(events.map((e) => {
       const kept = before.get(keyOf(e));

@@ -173,8 +173,8 @@ export function sleep(ms, signal) {
   });
 }
 
-/** Takes the events of a stream until it ends. It begins at once, and a comment every 15 s says that it is there. */
-function stream(task, tag, { token, signal }, take) {
+/** Takes the events of a stream until it ends. It begins at once, and a comment every 15 s says that it is there. `onPart` hears of each. */
+function stream(task, tag, { token, signal }, take, onPart) {
   const headers = { Accept: "text/event-stream", ...(tag && { "Last-Event-ID": tag }) };
   return ask(`${task}/stream`, { token, signal, headers, ms: 5_000 }, async (answer, alive) => {
     if (!answer.headers.get("Content-Type")?.startsWith("text/event-stream")) await fetched(answer, []);
@@ -189,6 +189,7 @@ function stream(task, tag, { token, signal }, take) {
         const [, id, data] = /^id: (.*)\ndata: (.*)$/.exec(event) ?? [];
         if (data && take(JSON.parse(data), id)) return;
       }
+      onPart();
     }
   });
 }
@@ -206,10 +207,16 @@ export async function follow(id, { url = HOME, token, onChange, onTrouble, signa
     return last.done;
   };
 
+  const answered = () => {
+    if (!last) return; // only the beginning of a stream
+    if (failures > 1) queueMicrotask(() => onTrouble?.(null)); // after onChange
+    failures = 0;
+  };
+
   /** Asks once. Returns the milliseconds to wait before the next time. */
   const once = async (how, init) => {
     if (how === STREAM) {
-      await stream(task, tag, init, take);
+      await stream(task, tag, init, take, answered);
       return 2_000;
     }
     const [before, began, query] = [tag, Date.now(), how < POLL && tag ? "?wait=20" : ""];
@@ -229,8 +236,7 @@ export async function follow(id, { url = HOME, token, onChange, onTrouble, signa
     if (now < POLL) free -= 1;
     try {
       wait = await once(now, { token, signal: AbortSignal.any([round.signal, signal ?? round.signal]) });
-      if (failures > 1) onTrouble?.(null);
-      failures = 0;
+      answered();
       if (last?.done) return last;
     } catch (error) {
       signal?.throwIfAborted();
