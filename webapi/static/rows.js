@@ -188,9 +188,9 @@ export class Rows {
     const statuses = this.status ? this.status.split(",") : Object.keys(STATUSES);
     const numbers = statuses.map((each) => p.counts[each]);
     const number = numbers.reduce((sum, n) => sum + n, 0);
-    // Rows that wait for a retry have another attempt and another reason after it, in the same number.
-    const retries = statuses.includes("enqueue") && p.retrying > 0 && p.version;
-    await this.pages.update(this.text ? null : number, JSON.stringify([p.generation, numbers, retries, this.status, this.text]));
+    // The same numbers are not the same rows after a retry, or if the rows were read later than the progress.
+    const version = (p.done || (statuses.includes("enqueue") && p.retrying > 0)) && p.version;
+    await this.pages.update(this.text ? null : number, JSON.stringify([p.generation, numbers, version, this.status, this.text]));
   }
 
   fill({ events, links }) {
