@@ -405,11 +405,11 @@ class Submitter:
             names.add(row.values)
 
         def headers(known: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-            if known is None or "list" in known or (new := names.as_json()) is None:
-                return known if known is None or "list" in known else None
+            if known is None or (new := names.as_json()) is None:
+                return None
             both = Names("items", known)
             both.add(dict.fromkeys(new.get("items", ())))
-            return both.as_json()
+            return None if (found := both.as_json()) is None else {**known, **found}
 
         new = additions.NewRows(len(rows), partial(_numbered, rows), headers, key, hashlib.sha256(body).hexdigest(), who)
         added = additions.add(self._ledger, task_id, new, max_rows=self._limits.max_rows)

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
+from openpyxl import load_workbook
+from pydantic import BaseModel, Field
 from support.adding_worker import add_found
 from support.borrowing import borrow
 from support.world import SUPPORT, World, numbers
 
-from asynctask import current_job
+from asynctask import AsyncTask, current_job
 from asynctask.core.states import State
 from asynctask.errors import Conflict, InputError, NotFound, TooLarge
 from asynctask.ledger import additions, tasks
+from asynctask.lists.uploads import StoredFile
+from asynctask.reports import files
 from asynctask.task import Addition, TaskHandle
 from asynctask.testing import wait_for
 from webapi import create_app
@@ -116,6 +121,58 @@ def test_additions_are_validated_and_rejected_rows_are_told(world: World) -> Non
     assert [row.number for row in task.report("rejected").rows] == [2, 4, 5]
     task.seal()
     assert task.progress()["split"]["planned"] == 6
+
+
+class Article(BaseModel):
+    sku: str = Field(title="Article SKU")
+    quantity: int
+    note: str = ""
+
+
+def stored(app: AsyncTask, text: str) -> StoredFile:
+    return app.uploads.store(io.BytesIO(text.encode()), "list.csv")
+
+
+def test_reports_have_the_cells_of_added_rows_whose_columns_the_list_lacks(world: World, tmp_path: Path) -> None:
+    app = world.app()
+
+    @app.worker
+    def article(item: Article) -> None: ...
+
+    task = app.submit_file("note", stored(app, "n,b\n1,x\n"), open=True, columns={"n": "number"})
+    task.add([{"number": 9, "extra": "keep me"}])
+    app.add_file(task.id, stored(app, "zz\n5\n"))
+    task.cancel()
+    report = task.report("all")
+    assert report.headers == ["n", "b", "extra", "zz"]
+    target = tmp_path / "report.xlsx"
+    files.write_xlsx(target, report.headers, report.rows)
+    assert [list(row)[:5] for row in load_workbook(target).active.values] == [
+        ["n", "b", "extra", "zz", "row"],
+        ["1", "x", None, None, 2],
+        [9, None, "keep me", None, 3],
+        [None, None, None, "5", 5],
+    ]
+    assert [each["header"] for each in task.columns()] == report.headers
+    text = io.StringIO(newline="")
+    report = task.report("unprocessed")
+    files.write_csv(text, report.headers, report.rows)
+    again = app.submit_file("note", stored(app, text.getvalue()), resubmit_of=task.id)
+    wait_for(lambda: again.progress()["split"]["state"] == "sealed", "it is read")
+    assert [{name: each for name, each in event["params"].items() if each} for event in again.events()] == [
+        {"number": "1", "b": "x"}, {"number": 9, "extra": "keep me"}, {"zz": "5"},
+    ]  # fmt: skip
+
+    known = app.submit_file(article, stored(app, "Article SKU,Quantity\nA,1\n"), open=True)
+    known.add([{"sku": "B", "quantity": 2, "note": "mine"}, {"sku": "C", "quantity": "many", "nope": 1}])
+    report = known.report("all")
+    assert report.headers == ["Article SKU", "Quantity", "note", "nope"]
+    rows = list(report.rows)
+    assert [row.values for row in rows[1:]] == [
+        {"Article SKU": "B", "Quantity": 2, "note": "mine"}, {"Article SKU": "C", "Quantity": "many", "nope": 1},
+    ]  # fmt: skip
+    assert list(rows[2].bad_columns) == ["Quantity"], "the cell under the header of the list is marked"
+    assert ("note", "note") in [(each["name"], each["header"]) for each in known.columns()]
 
 
 def test_a_task_that_is_sealed_without_an_item_is_rejected(world: World) -> None:
