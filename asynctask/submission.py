@@ -413,9 +413,9 @@ class Submitter:
 
         new = additions.NewRows(len(rows), partial(_numbered, rows), headers, key, hashlib.sha256(body).hexdigest(), who)
         added = additions.add(self._ledger, task_id, new, max_rows=self._limits.max_rows)
-        kept = queries.rejects(self._ledger.database, task_id, after=added.after, limit=added.rejected)
+        kept = queries.rejects(self._ledger.database, task_id, after=added.first_row - 1, limit=added.rejected)
         problems = problems_of(kept, self._ledger.catalogue.locale) if added.rejected else ()
-        return Addition(added.after + 1, added.accepted, added.rejected, problems[:KEPT_PROBLEMS], added.replayed)
+        return Addition(added.first_row, added.accepted, added.rejected, problems[:KEPT_PROBLEMS], added.replayed)
 
     def _check_chunks(self, worker: Worker, options: SubmitOptions) -> None:
         """Raises :class:`InputError` if jobs of several items are not possible."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,8 @@ def test_a_task_that_was_sealed_or_cancelled_takes_nothing(world: World, by: str
     app = world.app()
     task = app.submit("note", numbers(1), open=True)
     getattr(task, by)()
+    if by == "seal":
+        task.pause()
     with pytest.raises(Conflict, match=f"is {by}" if by == "cancel" else "is sealed"):
         task.add(numbers(1))
     assert task.counts["total"] == 1
@@ -141,7 +144,9 @@ def test_reports_have_the_cells_of_added_rows_whose_columns_the_list_lacks(world
 
     task = app.submit_file("note", stored(app, "n,b\n1,x\n"), open=True, columns={"n": "number"})
     task.add([{"number": 9, "extra": "keep me"}])
-    app.add_file(task.id, stored(app, "zz\n5\n"))
+    added = app.add_file(task.id, stored(app, "zz\n5\n"), idempotency_key="a")
+    assert (added.first_row, task.events()[-1]["row"]) == (5, 5), "the header is a row of the file"
+    assert app.add_file(task.id, stored(app, "zz\n5\n"), idempotency_key="a") == replace(added, replayed=True)
     task.cancel()
     report = task.report("all")
     assert report.headers == ["n", "b", "extra", "zz"]
