@@ -66,8 +66,8 @@ def add(ledger: Ledger, task_id: int, new: NewRows, *, max_rows: int) -> Added:
     jids = ledger.ids.jids(new.count)
     with ledger.database.write() as connection:
         task = task_rows.lock(connection, task_id)
-        if (first := _first_answer(connection, task_id, new)) is not None:
-            return first
+        if (replayed := _first_answer(connection, task_id, new)) is not None:
+            return replayed
         _check_open(task)
         if task["created"] + task["rejected"] + new.count > max_rows:
             raise TooLarge(
@@ -77,9 +77,9 @@ def add(ledger: Ledger, task_id: int, new: NewRows, *, max_rows: int) -> Added:
             )
         after, now = int(task["split_cursor"]), ledger.now()
         items, rejects = new.numbered(after)
-        first = min((each.row for each in (*items[:1], *rejects[:1])), default=after + 1)
+        numbers = [*(each.row for each in items), *(each.row for each in rejects)]
+        first, last = min(numbers, default=after + 1), max(numbers, default=after)
         added = Added(first, len(items), len(rejects))
-        last = max([after, *(each.row for each in items[-1:]), *(each.row for each in rejects[-1:])])
         headers = new.headers(loads(task["headers"]))
         grown = {
             **task_rows.grown_by(task, items, len(rejects)), "split_cursor": last, "updated_at": now,
