@@ -1349,7 +1349,7 @@ def _open(task: Mapping[str, Any], now: int) -> WaitReason:
 
 
 def _behind(task_id: int, sealed_at: int | None) -> WaitReason:
-    """Of a Task with keys. ``task_id``: the one before it, for which it waits; ``sealed_at``: None while its list is read."""
+    """Of a Task with keys. ``task_id``: the one before it, for which it waits; ``sealed_at``: None while that is read."""
     if sealed_at is None:
         text = f"The list of Task {task_id}, which has keys too and was submitted before, is still being read"
         return WaitReason("earlier_list", text, "it begins once that is read")

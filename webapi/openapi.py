@@ -198,7 +198,7 @@ def _for_each_worker(app: AsyncTask, schemas: dict[str, Any]) -> dict[str, Any]:
                 "description": plain["properties"]["unique"]["description"],
             },
         }
-        found += [{**plain, "title": name, "properties": each} for each in _some_or_all(properties, "items", item)]
+        found += _some_all_or_none({**plain, "title": name, "properties": properties}, "items", item)
         job = {"worker": {"const": name, "type": "string"}, "item": item}
         jobs.append({"type": "object", "properties": job, "required": ["worker", "item"], "additionalProperties": False})
     mixed = schemas["JobsSubmission"]
@@ -208,19 +208,26 @@ def _for_each_worker(app: AsyncTask, schemas: dict[str, Any]) -> dict[str, Any]:
         **mixed["properties"],
         "unique": unique,
         "chunk_size": {"enum": [1, None], "description": "Jobs for several workers have one item each."},
-        "jobs": {**mixed["properties"]["jobs"], "maxItems": app.config.max_rows},
+        "jobs": {**mixed["properties"]["jobs"], "minItems": 1, "maxItems": app.config.max_rows},
     }
     named = {"anyOf": jobs}
     properties["jobs"]["contains"] = named
-    found += [{**mixed, "properties": each} for each in _some_or_all(properties, "jobs", named)]
+    found += _some_all_or_none({**mixed, "properties": properties}, "jobs", named)
     return {"anyOf": found, "title": "JsonSubmission", "description": plain["description"]}
 
 
-def _some_or_all(properties: dict[str, Any], name: str, one: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The properties of a list of which some entries are good, and of one of which all are, as ``strict`` wants."""
+def _some_all_or_none(schema: dict[str, Any], name: str, one: dict[str, Any]) -> list[dict[str, Any]]:
+    """The schemas of a list of which some entries are good, of one of which all are, as ``strict`` wants, and of the first
+    list of an open Task, which may have none."""
+    properties = schema["properties"]
     some_good = {**properties, "strict": {"enum": [False, None]}}
     all_good = {**properties, "strict": {"type": ["boolean", "null"]}, name: {**properties[name], "items": one}}
-    return some_good, all_good
+    none = {**some_good, "open": {"const": True}, name: {"type": "array", "maxItems": 0}}
+    return [
+        {**schema, "properties": some_good},
+        {**schema, "properties": all_good},
+        {**schema, "properties": none, "required": [*schema["required"], "open"]},
+    ]
 
 
 def _names(known: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:

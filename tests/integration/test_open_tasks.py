@@ -186,6 +186,9 @@ def test_a_task_that_is_sealed_without_an_item_is_rejected(world: World) -> None
     assert (task.state, task.progress()["split"]["state"]) == ("splitting", "open")
     task.seal()
     assert (task.state, task.progress()["state_reason"]) == ("rejected", "no_items")
+    said = task.refusal_object()
+    assert said is not None
+    assert (said["code"], said["message"]) == ("no_items", "the list has no items; submit at least one"), "it is no sheet"
 
 
 @pytest.mark.each_database(reason="rows are numbered in SQL")
@@ -437,6 +440,11 @@ def test_it_over_http(world: World) -> None:
     refused = client.post(f"{path}/items", json={"items": numbers(1)})
     assert (refused.status_code, json_of(refused)["code"]) == (409, "conflict")
     assert json_of(client.get(path))["counts"]["total"] == 3
+    nothing: list[dict[str, Any]] = [{"worker": "note", "items": []}, {"jobs": []}]
+    for first in nothing:
+        empty = client.post("/api/tasks", json={**first, "open": True})
+        assert (empty.status_code, json_of(empty)["split"]["state"]) == (202, "open")
+        assert client.post("/api/tasks", json=first).status_code == 422
     strict = {"worker": "note", "items": numbers(1), "open": True, "strict": True}
     assert client.post("/api/tasks", json=strict).status_code == 422
 
