@@ -23,9 +23,11 @@ from webapi.problems import MEDIA_TYPE
 from webapi.shapes import (
     DryRunResult,
     FileSubmission,
+    FileToAdd,
     FileToPreview,
     JobsSubmission,
     JsonSubmission,
+    NewItems,
     ProblemDetails,
 )
 from webapi.tasks import KEY_PATTERN, RAW
@@ -106,14 +108,16 @@ def register(flask_app: APIFlask, app: AsyncTask) -> None:
 def _complete(app: AsyncTask, spec: dict[str, Any] | str) -> dict[str, Any] | str:
     assert isinstance(spec, dict)
     schemas = spec.setdefault("components", {}).setdefault("schemas", {})
-    for model in (ProblemDetails, JsonSubmission, JobsSubmission, FileSubmission, FileToPreview, DryRunResult):
+    for model in (
+        ProblemDetails, JsonSubmission, JobsSubmission, NewItems, FileSubmission, FileToAdd, FileToPreview, DryRunResult,
+    ):  # fmt: skip
         schema = model.model_json_schema(ref_template=_REF)
         schemas.update(schema.pop("$defs", {}))
         schemas[model.__name__] = schema
     for name in ("JsonSubmission", "JobsSubmission", "FileSubmission"):
         _name_callbacks(app, schemas[name]["properties"])
     schemas["FileSubmission"] = _with_file(schemas["FileSubmission"], "worker")
-    schemas["FileToPreview"] = _with_file(schemas["FileToPreview"])
+    schemas.update({name: _with_file(schemas[name]) for name in ("FileToAdd", "FileToPreview")})
     if _takes_lists(app):
         worker = schemas["FileSubmission"]["properties"]["worker"]
         schemas["FileSubmission"]["properties"]["worker"] = {
@@ -145,7 +149,9 @@ def _complete(app: AsyncTask, spec: dict[str, Any] | str) -> dict[str, Any] | st
             "content": {"application/json": {"schema": {"$ref": _REF.format(model="DryRunResult")}}},
         }
         each.setdefault("parameters", []).append(_idempotency_key())
-    spec["paths"]["/api/tasks/{task_id}/items"]["post"]["parameters"].append(_idempotency_key())
+    add = spec["paths"]["/api/tasks/{task_id}/items"]["post"]
+    add["requestBody"] = _addition_body(bodies["addItems"])
+    add["parameters"].append(_idempotency_key())
     result = spec["paths"]["/api/tasks/{task_id}/result"]["get"]["responses"]["200"]
     (file,) = result["content"].values()
     result["content"] = {each.media: file for each in EXPORTED.values()}
@@ -279,6 +285,11 @@ def _without_null(field: dict[str, Any]) -> dict[str, Any]:
     if len(kinds) != 1:
         return field
     return {**{name: part for name, part in field.items() if name not in ("anyOf", "default")}, **kinds[0]}
+
+
+def _addition_body(example: dict[str, Any]) -> dict[str, Any]:
+    items = {"schema": {"$ref": _REF.format(model="NewItems")}, "example": example}
+    return {"required": True, "content": {"application/json": items, **_form("FileToAdd")}}
 
 
 def _submission_body(example: dict[str, Any]) -> dict[str, Any]:

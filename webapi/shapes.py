@@ -412,6 +412,18 @@ class FileToPreview(_In):
     header_row: HeaderRow | None = Field(None, description=_HEADER_ROW)
 
 
+class FileToAdd(_In):
+    """A file whose rows are added to an open Task: the fields of the form beside the file."""
+
+    model_config = ConfigDict(strict=False)
+    what: ClassVar[str] = "option"
+
+    sheet: Name | None = Field(None, description="The worksheet; default: the first visible one with rows.")
+    columns: Columns | None = Field(None, description=_COLUMNS)
+    encoding: Name | None = Field(None, description=_ENCODING)
+    header_row: HeaderRow | None = Field(None, description=_HEADER_ROW)
+
+
 class FileSubmission(Options):
     """A list of items as a file: the fields of the form beside the file."""
 

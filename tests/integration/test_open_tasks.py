@@ -433,13 +433,21 @@ def test_it_over_http(world: World) -> None:
     assert (other.status_code, json_of(other)["code"]) == (422, "idempotency_key_reused")
     assert client.post(f"{path}/items", json={"items": []}).status_code == 422
     assert client.post(f"{path}/items", json={}).status_code == 422
+    for text in ("[]", '"text"', "null"):
+        assert client.post(f"{path}/items", data=text, content_type="application/json").status_code == 422
     assert client.post("/api/tasks/99/items", json={"items": numbers(1)}).status_code == 404
+    form = {"file": (io.BytesIO(b"m\n9\n"), "more.csv"), "columns": '{"m": "n"}'}
+    filed = client.post(f"{path}/items", data=form, content_type="multipart/form-data")
+    assert (filed.status_code, json_of(filed)) == (200, {"first_row": 5, "accepted": 1, "rejected": 0, "errors": []})
+    assert app.task(json_of(made)["task_id"]).events()[-1]["params"] == {"n": "9"}
+    assert client.post(f"{path}/items", data={}, content_type="multipart/form-data").status_code == 422
+    assert client.post(f"{path}/items", data="m\n9\n", content_type="text/csv").status_code == 415
     sealed = client.post(f"{path}/seal")
     assert (sealed.status_code, json_of(sealed)["state"]) == (200, "running")
     assert json_of(client.post(f"{path}/seal"))["version"] == json_of(sealed)["version"]
     refused = client.post(f"{path}/items", json={"items": numbers(1)})
     assert (refused.status_code, json_of(refused)["code"]) == (409, "conflict")
-    assert json_of(client.get(path))["counts"]["total"] == 3
+    assert json_of(client.get(path))["counts"]["total"] == 4
     nothing: list[dict[str, Any]] = [{"worker": "note", "items": []}, {"jobs": []}]
     for first in nothing:
         empty = client.post("/api/tasks", json={**first, "open": True})
