@@ -646,6 +646,7 @@ class Operations:
         with self._ledger.database.read() as connection:
             messages = queries.put_off(connection, task["id"], now)
             blocked = queries.is_blocked(connection, task["id"])
+            earlier = queries.earlier_list(connection, task)
             late = queries.due_later(connection, task["id"], now + PUT_OFF_MOST_S * SECOND)
             processes = recovery.list_processes(connection)
         found = [WaitReason("put_off", message, "they are tried again every few seconds") for message in messages]
@@ -661,6 +662,8 @@ class Operations:
         if late is not None:
             text = f"Rows wait until {rfc3339(late)}: a clock that was set back since said that it was that late"
             found.append(WaitReason("due_later", text, "asynctask scheduled restart --all starts them"))
+        if earlier is not None:
+            found.append(_behind(*earlier))
         if blocked:
             mend = "they begin when those have ended; a stopped job has not, nor one whose Task is paused or starts later"
             found.append(WaitReason("key", "Rows wait for earlier jobs of their key", mend))
@@ -1345,6 +1348,16 @@ def _open(task: Mapping[str, Any], now: int) -> WaitReason:
     text = "Open for {}, and nobody has added anything for {}".format(*times)
     mend = f"seal it (asynctask seal {task['id']}) or cancel it; it is sealed at {rfc3339(task['split_until'])}"
     return WaitReason("open", text, mend)
+
+
+def _behind(task_id: int, sealed_at: int | None) -> WaitReason:
+    """Of a Task with keys. ``task_id``: the one before it, for which it waits; ``sealed_at``: None while that is read."""
+    if sealed_at is None:
+        text = f"The list of Task {task_id}, which has keys too and was submitted before, is still being read"
+        return WaitReason("earlier_list", text, "it begins once that is read")
+    text = f"Task {task_id}, which has keys too and was submitted before, is open: what is added to it goes first"
+    mend = f"seal that (asynctask seal {task_id}) or cancel it; it is sealed at {rfc3339(sealed_at)} if nobody adds to it"
+    return WaitReason("earlier_list", text, mend)
 
 
 def _span(seconds: float) -> str:

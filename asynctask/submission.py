@@ -405,17 +405,17 @@ class Submitter:
             names.add(row.values)
 
         def headers(known: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-            if known is None or "list" in known or (new := names.as_json()) is None:
-                return known if known is None or "list" in known else None
+            if known is None or (new := names.as_json()) is None:
+                return None
             both = Names("items", known)
             both.add(dict.fromkeys(new.get("items", ())))
-            return both.as_json()
+            return None if (found := both.as_json()) is None else {**known, **found}
 
         new = additions.NewRows(len(rows), partial(_numbered, rows), headers, key, hashlib.sha256(body).hexdigest(), who)
         added = additions.add(self._ledger, task_id, new, max_rows=self._limits.max_rows)
-        kept = queries.rejects(self._ledger.database, task_id, after=added.after, limit=added.rejected)
+        kept = queries.rejects(self._ledger.database, task_id, after=added.first_row - 1, limit=added.rejected)
         problems = problems_of(kept, self._ledger.catalogue.locale) if added.rejected else ()
-        return Addition(added.after + 1, added.accepted, added.rejected, problems[:KEPT_PROBLEMS], added.replayed)
+        return Addition(added.first_row, added.accepted, added.rejected, problems[:KEPT_PROBLEMS], added.replayed)
 
     def _check_chunks(self, worker: Worker, options: SubmitOptions) -> None:
         """Raises :class:`InputError` if jobs of several items are not possible."""

@@ -23,9 +23,11 @@ from webapi.problems import MEDIA_TYPE
 from webapi.shapes import (
     DryRunResult,
     FileSubmission,
+    FileToAdd,
     FileToPreview,
     JobsSubmission,
     JsonSubmission,
+    NewItems,
     ProblemDetails,
 )
 from webapi.tasks import KEY_PATTERN, RAW
@@ -106,14 +108,16 @@ def register(flask_app: APIFlask, app: AsyncTask) -> None:
 def _complete(app: AsyncTask, spec: dict[str, Any] | str) -> dict[str, Any] | str:
     assert isinstance(spec, dict)
     schemas = spec.setdefault("components", {}).setdefault("schemas", {})
-    for model in (ProblemDetails, JsonSubmission, JobsSubmission, FileSubmission, FileToPreview, DryRunResult):
+    for model in (
+        ProblemDetails, JsonSubmission, JobsSubmission, NewItems, FileSubmission, FileToAdd, FileToPreview, DryRunResult,
+    ):  # fmt: skip
         schema = model.model_json_schema(ref_template=_REF)
         schemas.update(schema.pop("$defs", {}))
         schemas[model.__name__] = schema
     for name in ("JsonSubmission", "JobsSubmission", "FileSubmission"):
         _name_callbacks(app, schemas[name]["properties"])
     schemas["FileSubmission"] = _with_file(schemas["FileSubmission"], "worker")
-    schemas["FileToPreview"] = _with_file(schemas["FileToPreview"])
+    schemas.update({name: _with_file(schemas[name]) for name in ("FileToAdd", "FileToPreview")})
     if _takes_lists(app):
         worker = schemas["FileSubmission"]["properties"]["worker"]
         schemas["FileSubmission"]["properties"]["worker"] = {
@@ -145,7 +149,9 @@ def _complete(app: AsyncTask, spec: dict[str, Any] | str) -> dict[str, Any] | st
             "content": {"application/json": {"schema": {"$ref": _REF.format(model="DryRunResult")}}},
         }
         each.setdefault("parameters", []).append(_idempotency_key())
-    spec["paths"]["/api/tasks/{task_id}/items"]["post"]["parameters"].append(_idempotency_key())
+    add = spec["paths"]["/api/tasks/{task_id}/items"]["post"]
+    add["requestBody"] = _addition_body(bodies["addItems"])
+    add["parameters"].append(_idempotency_key())
     result = spec["paths"]["/api/tasks/{task_id}/result"]["get"]["responses"]["200"]
     (file,) = result["content"].values()
     result["content"] = {each.media: file for each in EXPORTED.values()}
@@ -198,7 +204,7 @@ def _for_each_worker(app: AsyncTask, schemas: dict[str, Any]) -> dict[str, Any]:
                 "description": plain["properties"]["unique"]["description"],
             },
         }
-        found += [{**plain, "title": name, "properties": each} for each in _some_or_all(properties, "items", item)]
+        found += _some_all_or_none({**plain, "title": name, "properties": properties}, "items", item)
         job = {"worker": {"const": name, "type": "string"}, "item": item}
         jobs.append({"type": "object", "properties": job, "required": ["worker", "item"], "additionalProperties": False})
     mixed = schemas["JobsSubmission"]
@@ -208,19 +214,26 @@ def _for_each_worker(app: AsyncTask, schemas: dict[str, Any]) -> dict[str, Any]:
         **mixed["properties"],
         "unique": unique,
         "chunk_size": {"enum": [1, None], "description": "Jobs for several workers have one item each."},
-        "jobs": {**mixed["properties"]["jobs"], "maxItems": app.config.max_rows},
+        "jobs": {**mixed["properties"]["jobs"], "minItems": 1, "maxItems": app.config.max_rows},
     }
     named = {"anyOf": jobs}
     properties["jobs"]["contains"] = named
-    found += [{**mixed, "properties": each} for each in _some_or_all(properties, "jobs", named)]
+    found += _some_all_or_none({**mixed, "properties": properties}, "jobs", named)
     return {"anyOf": found, "title": "JsonSubmission", "description": plain["description"]}
 
 
-def _some_or_all(properties: dict[str, Any], name: str, one: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The properties of a list of which some entries are good, and of one of which all are, as ``strict`` wants."""
+def _some_all_or_none(schema: dict[str, Any], name: str, one: dict[str, Any]) -> list[dict[str, Any]]:
+    """The schemas of a list of which some entries are good, of one of which all are, as ``strict`` wants, and of the first
+    list of an open Task, which may have none."""
+    properties = schema["properties"]
     some_good = {**properties, "strict": {"enum": [False, None]}}
     all_good = {**properties, "strict": {"type": ["boolean", "null"]}, name: {**properties[name], "items": one}}
-    return some_good, all_good
+    none = {**some_good, "open": {"const": True}, name: {"type": "array", "maxItems": 0}}
+    return [
+        {**schema, "properties": some_good},
+        {**schema, "properties": all_good},
+        {**schema, "properties": none, "required": [*schema["required"], "open"]},
+    ]
 
 
 def _names(known: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -272,6 +285,11 @@ def _without_null(field: dict[str, Any]) -> dict[str, Any]:
     if len(kinds) != 1:
         return field
     return {**{name: part for name, part in field.items() if name not in ("anyOf", "default")}, **kinds[0]}
+
+
+def _addition_body(example: dict[str, Any]) -> dict[str, Any]:
+    items = {"schema": {"$ref": _REF.format(model="NewItems")}, "example": example}
+    return {"required": True, "content": {"application/json": items, **_form("FileToAdd")}}
 
 
 def _submission_body(example: dict[str, Any]) -> dict[str, Any]:

@@ -243,7 +243,7 @@ def _longest_body(incoming: ApiRequest) -> int:
     """The longest body that is worth receiving, in bytes."""
     if incoming.endpoint == "pages.sign_in":  # of anybody
         return SIGN_IN_BYTES
-    if incoming.endpoint not in ("tasks.create", "lists.preview", "lists.marked") or incoming.mimetype == JSON:
+    if incoming.endpoint not in ("tasks.create", "tasks.add", "lists.preview", "lists.marked") or incoming.mimetype == JSON:
         return incoming.limits.max_body_bytes
     return longest_upload(incoming.limits)
 

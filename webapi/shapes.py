@@ -34,6 +34,7 @@ from pydantic import (
     JsonValue,
     StringConstraints,
     ValidationError,
+    ValidationInfo,
     WithJsonSchema,
     WrapValidator,
     create_model,
@@ -356,13 +357,25 @@ Items = Annotated[list[Any], Field(min_length=1), WrapValidator(_long_or_checked
 """A list, which is :class:`JsonItems` if it is long."""
 
 
+def _some_unless_open(value: Any, check: Callable[[Any], Any], info: ValidationInfo) -> Any:
+    return value if value == [] and info.data.get("open") else _long_or_checked(value, check)
+
+
+FirstItems = Annotated[
+    list[Any],
+    Field(min_length=1, json_schema_extra=lambda schema: schema.update(minItems=0)),
+    WrapValidator(_some_unless_open),
+]
+"""The same of a submission: it may be empty with the option ``open``, which is validated before."""
+
+
 class JsonSubmission(Options):
     """A list of items as JSON."""
 
     model_config = _without("resubmit_of")
 
     worker: Name = Field(description="The worker's name; GET /api/workers lists them.")
-    items: Items = Field(description="The items, each as the worker's JSON Schema says.")
+    items: FirstItems = Field(description="The items, each as the worker's JSON Schema says. None only with `open`.")
 
 
 class JobsSubmission(Options):
@@ -370,7 +383,9 @@ class JobsSubmission(Options):
 
     model_config = _without("resubmit_of")
 
-    jobs: Items = Field(description="Each names its worker and has an item as its JSON Schema says.")
+    jobs: FirstItems = Field(
+        description="Each names its worker and has an item as its JSON Schema says. None only with `open`."
+    )
 
 
 class ExportSubmission(Options):
@@ -393,6 +408,18 @@ class FileToPreview(_In):
     columns: Columns | None = Field(
         None, description="A mapping that is to be used: sheet and header are found by its headers."
     )
+    encoding: Name | None = Field(None, description=_ENCODING)
+    header_row: HeaderRow | None = Field(None, description=_HEADER_ROW)
+
+
+class FileToAdd(_In):
+    """A file whose rows are added to an open Task: the fields of the form beside the file."""
+
+    model_config = ConfigDict(strict=False)
+    what: ClassVar[str] = "option"
+
+    sheet: Name | None = Field(None, description="The worksheet; default: the first visible one with rows.")
+    columns: Columns | None = Field(None, description=_COLUMNS)
     encoding: Name | None = Field(None, description=_ENCODING)
     header_row: HeaderRow | None = Field(None, description=_HEADER_ROW)
 

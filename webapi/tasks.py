@@ -26,7 +26,7 @@ from asynctask.lists.problems import fault
 from asynctask.lists.rows import ListSource, encoding_option
 from asynctask.lists.uploads import StoredFile
 from asynctask.submission import Submission
-from asynctask.task import VERBS, TaskHandle, Verb, event_cursor
+from asynctask.task import VERBS, Addition, TaskHandle, Verb, event_cursor
 from webapi.access import Forbidden, current_user, of_user, stream_lasts_s
 from webapi.context import (
     TASKS,
@@ -74,6 +74,7 @@ from webapi.shapes import (
     EventQuery,
     ExportSubmission,
     FileSubmission,
+    FileToAdd,
     FileToPreview,
     JobsSubmission,
     JsonSubmission,
@@ -436,15 +437,16 @@ def waiting(task_id: int) -> Response:
     return json_response({"reasons": reasons}, cache="no-store")
 
 
-@blueprint.serve("POST /<int:task_id>/items", "addItems", Added, body=NewItems, responses=[409, 413])
-def add(task_id: int, body: NewItems) -> Response:
+@blueprint.serve("POST /<int:task_id>/items", "addItems", Added, responses=[409, 413, 415])
+def add(task_id: int) -> Response:
     """Add items to an open Task
 
-    In one transaction: at most 10,000 items. Rejected ones are in `errors`. The same Idempotency-Key with the same items
-    adds them once, with others 422. 409 if the Task was not submitted with `open`, is sealed, or is cancelled.
+    In one transaction: at most 10,000 items, or rows of a file, sent as a form. Rejected ones are in `errors`. The same
+    Idempotency-Key with the same items adds them once, with others 422. 409 if the Task was not submitted with `open`, is
+    sealed, or is cancelled.
     """
-    key, locale = _idempotency_key(current_request()), reader_locale()
-    found = asynctask_app().add_items(find_task(task_id).id, body.items, idempotency_key=key, who=who())
+    locale = reader_locale()
+    found = _add(asynctask_app(), current_request(), find_task(task_id).id)
     answer = {"first_row": found.first_row, "accepted": found.accepted, "rejected": found.rejected}
     response = json_response({**answer, "errors": problem_objects(found.problems[:MAX_ERRORS], locale)}, cache="no-store")
     if found.problems:
@@ -562,7 +564,19 @@ def from_file(app: AsyncTask, incoming: ApiRequest, key: str | None = None) -> S
     )
 
 
-Form = TypeVar("Form", FileSubmission, FileToPreview)
+def _add(app: AsyncTask, incoming: ApiRequest, task_id: int) -> Addition:
+    """Adds what the request has. Raises :class:`InputError` (4xx), :class:`Conflict`."""
+    incoming.require(JSON, FORM)
+    key = _idempotency_key(incoming)
+    if incoming.mimetype == JSON:
+        items = NewItems.model_validate(incoming.get_json()).items
+        return app.add_items(task_id, items, idempotency_key=key, who=who())
+    given, file = form_with_file(incoming, FileToAdd)
+    options = given.model_dump()
+    return app.add_file(task_id, store(app, file), idempotency_key=key, who=who(), **options)
+
+
+Form = TypeVar("Form", FileSubmission, FileToAdd, FileToPreview)
 
 
 def form_with_file(incoming: ApiRequest, schema: type[Form]) -> tuple[Form, FileStorage]:

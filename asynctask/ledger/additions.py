@@ -47,10 +47,10 @@ class NewRows:
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """An addition as written. ``after``: its first row is the next one; ``replayed``: it was written before, under the same
-    idempotency key."""
+    """An addition as written. ``first_row``: of its rows, or the next one of the Task if it has none; ``replayed``: it was
+    written before, under the same idempotency key."""
 
-    after: int
+    first_row: int
     accepted: int
     rejected: int
     replayed: bool = False
@@ -66,8 +66,8 @@ def add(ledger: Ledger, task_id: int, new: NewRows, *, max_rows: int) -> Added:
     jids = ledger.ids.jids(new.count)
     with ledger.database.write() as connection:
         task = task_rows.lock(connection, task_id)
-        if (first := _first_answer(connection, task_id, new)) is not None:
-            return first
+        if (replayed := _first_answer(connection, task_id, new)) is not None:
+            return replayed
         _check_open(task)
         if task["created"] + task["rejected"] + new.count > max_rows:
             raise TooLarge(
@@ -77,8 +77,9 @@ def add(ledger: Ledger, task_id: int, new: NewRows, *, max_rows: int) -> Added:
             )
         after, now = int(task["split_cursor"]), ledger.now()
         items, rejects = new.numbered(after)
-        added = Added(after, len(items), len(rejects))
-        last = max([after, *(each.row for each in items[-1:]), *(each.row for each in rejects[-1:])])
+        numbers = [*(each.row for each in items), *(each.row for each in rejects)]
+        first, last = min(numbers, default=after + 1), max(numbers, default=after)
+        added = Added(first, len(items), len(rejects))
         headers = new.headers(loads(task["headers"]))
         grown = {
             **task_rows.grown_by(task, items, len(rejects)), "split_cursor": last, "updated_at": now,
@@ -90,7 +91,7 @@ def add(ledger: Ledger, task_id: int, new: NewRows, *, max_rows: int) -> Added:
             notify(connection)
         task_rows.write_rejects(connection, task_id, rejects)
         if new.key is not None:
-            kept = {"first_row": after + 1, "accepted": added.accepted, "rejected": added.rejected}
+            kept = {"first_row": first, "accepted": added.accepted, "rejected": added.rejected}
             connection.execute(
                 task_additions.insert().values(task_id=task_id, idempotency_key=new.key, body_digest=new.digest, **kept)
             )
@@ -112,7 +113,7 @@ def _first_answer(connection: Connection, task_id: int, new: NewRows) -> Added |
             f"this Idempotency-Key was used for another addition to Task {task_id}; use a new key for new items",
             code="idempotency_key_reused",
         )
-    return Added(int(row.first_row) - 1, int(row.accepted), int(row.rejected), replayed=True)
+    return Added(int(row.first_row), int(row.accepted), int(row.rejected), replayed=True)
 
 
 def _check_open(task: Mapping[str, Any]) -> None:
@@ -123,7 +124,7 @@ def _check_open(task: Mapping[str, Any]) -> None:
         raise Conflict(f"the list with which {name} was submitted is still being read; add to it in a moment")
     if task["additions"] is None:
         raise Conflict(f"{name} was not submitted with open, so it takes no more items; submit them as another Task")
-    how = task["state"] if task["state"] != State.RUNNING else task["split_state"]
+    how = task["split_state"] if task["state"] in (State.RUNNING, State.PAUSED) else task["state"]
     raise Conflict(f"{name} is {how}, so it takes no more items; submit them as another Task")
 
 

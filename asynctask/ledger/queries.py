@@ -48,7 +48,7 @@ from asynctask.database.tables import (
 )
 from asynctask.errors import Conflict, NotFound, OtherEngine
 from asynctask.iterable import item_statuses, unpack
-from asynctask.ledger import corrections, foreign, lending, processes, search
+from asynctask.ledger import corrections, foreign, lending, processes, search, sessions
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, Reject, chunks, dumps, in_range, loads, stamp
 from asynctask.ledger.events import (
@@ -1581,6 +1581,16 @@ def session_holder(connection: Connection, key: str) -> tuple[int, str] | None:
     """The id and the state of the Task that holds a session; None if none does."""
     found = connection.execute(sa.select(_t.id, _t.state).where(_t.session_holder == key)).one_or_none()
     return None if found is None else (int(found[0]), str(found[1]))
+
+
+def earlier_list(connection: Connection, task: Mapping[str, Any]) -> tuple[int, int | None] | None:
+    """The Task whose list comes before all rows of a Task with keys (its columns), as long as it may still get rows, and
+    when it is sealed if nobody adds to it, None while its list is read; None if there is no such Task."""
+    first = sessions.GROWING_FIRST.scalar_subquery()
+    sealed_at = sa.case((_t.split_state == "open", _t.split_until))
+    found = sa.select(_t.id, sealed_at).where(_t.id == first, _t.id < task["id"])
+    row = connection.execute(found, {"worker": task["worker_name"]}).one_or_none() if task["key_field"] else None
+    return None if row is None else (int(row[0]), row[1])
 
 
 # -- stored lists

@@ -203,7 +203,7 @@ _FREED: Final = 500
 _MIXED: Final = "*"
 """The worker's name of a Task of mixed jobs."""
 
-_SPLITTING: Final = (
+GROWING_FIRST: Final = (
     sa.select(sa.func.min(_t.id))
     .where(_t.split_until.is_not(None), _t.split_state.in_(GROWING), _t.key_field.is_not(None))
     .where(sa.or_(_t.worker_name.in_([sa.bindparam("worker"), _MIXED]), sa.bindparam("worker") == _MIXED))
@@ -229,7 +229,7 @@ def _at_pointer() -> Any:
 
 
 # One statement, because among busy threads each statement takes as long as many rows.
-_GATE: Final = sa.select(_SPLITTING.scalar_subquery(), _at_pointer().scalar_subquery())
+_GATE: Final = sa.select(GROWING_FIRST.scalar_subquery(), _at_pointer().scalar_subquery())
 
 
 def line_of(worker_name: str, key: str) -> int:

@@ -284,7 +284,10 @@ def refusal(ledger: Ledger, task_id: int) -> InputError | None:
         )
     if task.state_reason == "rows_rejected":
         return rows_rejected(task.rejected, task.planned or task.rejected, problems)
-    return refused_list("list.all_rejected" if task.rejected else "list.no_items", {}, problems)
+    if task.rejected:
+        return refused_list("list.all_rejected", {}, problems)
+    are_items = task.source is None or task.source.get("items")
+    return refused_list("list.no_items_given" if are_items else "list.no_items", {}, problems, code="no_items")
 
 
 def rows_rejected(rejected: int, total: int, problems: tuple[Problem, ...]) -> InputError:

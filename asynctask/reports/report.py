@@ -109,6 +109,8 @@ def make_report(
     else:
         headers = list(original.headers)
         columns = _columns(shape, headers, source.columns)
+        named = ledger_rows.fields(None, None) if task.headers is None else known.get("items", ())
+        headers += _added(shape, named, columns, headers)
         hidden = frozenset(header for header in headers if normalise(header) in masked)
     rows = _rows(original, ledger_rows, headers, columns, hidden, alive)
     rows = rows if task.resubmit_of is None else _corrected(ledger.database, task_id, rows)
@@ -128,12 +130,19 @@ def _corrected(
 
 def _columns(shape: ItemShape | None, headers: list[str], mapped: Mapping[str, str]) -> dict[str, str]:
     """Field -> header, for rows whose cells come from the item. ``mapped``: the option ``columns`` of the list."""
-    if shape is None or shape.model is None:
-        return {}
     try:
-        return ItemShape(shape.model, mapped).bind(headers).headers
+        return ItemShape(shape.model if shape else None, mapped).bind(headers).headers
     except InputError:
         return {}
+
+
+def _added(
+    shape: ItemShape | None, names: Iterable[str], columns: Mapping[str, str], headers: Collection[str]
+) -> list[str]:
+    """The columns of rows that were added to an open Task, which its list lacks. ``names``: the keys of the added rows."""
+    fields = dict.fromkeys((shape and shape.field_of(name)) or name for name in names)
+    had = {*columns, *headers}
+    return [name for name in fields if name not in had]
 
 
 def _rows(
@@ -147,14 +156,14 @@ def _rows(
     """The ledger's rows, with the cells of the original list if there is one; both are read in step. ``hidden``: headers
     of secrets."""
     with closing(original) if original is not None else nullcontext():
-        for count, (row, event_id) in enumerate(ledger_rows.rows(headers, values=original is None)):
+        for count, (row, event_id) in enumerate(ledger_rows.rows(headers, columns, values=original is None)):
             if count % _ALIVE_EVERY == 0:
                 alive()
             if original is None:
                 yield row
                 continue
             values = original.cells(row.number)
-            if values is None:  # the list cannot be read that far; the item has the values
+            if values is None:  # the row was added, or the list cannot be read that far; the item has the values
                 kept = ledger_rows.values(row.number, event_id)
                 values = {columns.get(name, name): value for name, value in kept.items()}
             elif hidden:
@@ -181,6 +190,8 @@ def columns_of(task: task_rows.TaskRow, shape: ItemShape | None) -> list[ListCol
         mapped = ListSource.from_json(task.source).columns if task.source else {}
         places = {header: at for at, header in enumerate(known["list"])}
         named = dict(sorted(_columns(shape, known["list"], mapped).items(), key=lambda pair: places[pair[1]]))
+    if "list" in known:
+        named |= {name: name for name in _added(shape, known.get("items", ()), named, known["list"])}
     return [{"name": name, "header": header} for name, header in named.items()]
 
 
@@ -222,21 +233,25 @@ class _LedgerRows:
             names.update(dict.fromkeys(self._cells(reject.cells)))
         return list(names)
 
-    def rows(self, headers: Sequence[str], *, values: bool) -> Iterator[tuple[ReportRow, int | None]]:
-        """The rows in the order of the list, each with the id of its Event (None if rejected)."""
+    def rows(
+        self, headers: Sequence[str], columns: Mapping[str, str], *, values: bool
+    ) -> Iterator[tuple[ReportRow, int | None]]:
+        """The rows in the order of the list, each with the id of its Event (None if rejected). ``columns``: field ->
+        header."""
         ended = self._ended(values)
         names = {normalise(header): header for header in headers}
+        names |= {normalise(field): header for field, header in columns.items() if normalise(field) not in names}
         rejected = ((self._rejected(reject, names), None) for reject in self._rejects(cells=values))
         return heapq.merge(ended, rejected, key=lambda found: found[0].number or 0)
 
     def values(self, number: int | None, event_id: int | None) -> Mapping[str, Any]:
         if event_id is None:
             found = next(queries.rejects(self._database, self._task_id, after=(number or 1) - 1, limit=1), None)
-            return _cells(found.cells) if found is not None else {}
+            return self._cells(found.cells) if found is not None else {}
         after, row = (event_id - 1, None) if number is None else (event_id, number - 1)
         events = queries.event_page(self._database, self._task_id, after=after, after_row=row, limit=1)
         own = next((each for each in events if each["id"] == event_id and number in (None, each["row"])), None)
-        return _cells(own["params"]) if own is not None else {}
+        return self._cells(own["params"]) if own is not None else {}
 
     def _events(self, *, params: bool) -> Iterator[queries.EndedRow]:
         if not self._statuses:

@@ -12,7 +12,7 @@ import inspect
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
@@ -43,6 +43,8 @@ from asynctask.runtime.execution import Decision, Execution, Follow, Performer, 
 from asynctask.runtime.launcher import Launcher, Queues
 from asynctask.sidekiq.copies import job_of, tracked_copy, untracked_options
 from asynctask.sidekiq.sharing import Sharing
+from asynctask.submission import Submitter
+from asynctask.task import TaskHandle
 from asynctask.testing import PATIENCE_S
 from asynctask.worker import Worker
 
@@ -567,8 +569,9 @@ class _Drain:
 
 @contextmanager
 def inline(app: AsyncTask, *, limit: int = 10_000) -> Iterator[None]:
-    """While the block runs, each submission of a list and each sent job is followed by :func:`drain`. What a job submits
-    runs in the drain that performs the job."""
+    """While the block runs, each submission of a list, each sent job, each addition to an open Task and each ``resume``,
+    ``retry`` and ``seal`` of one is followed by :func:`drain`. What a job submits runs in the drain that performs the
+    job."""
     busy = False
 
     def draining(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -585,5 +588,9 @@ def inline(app: AsyncTask, *, limit: int = 10_000) -> Iterator[None]:
 
         return called
 
-    with patch.object(app, "hand_in", draining(app.hand_in)), patch.object(app, "push", draining(app.push)):
+    starting: list[tuple[Any, str]] = [(app, "hand_in"), (app, "push"), (Submitter, "add")]
+    starting += [(TaskHandle, name) for name in ("resume", "retry", "seal")]
+    with ExitStack() as patches:
+        for owner, name in starting:
+            patches.enter_context(patch.object(owner, name, draining(getattr(owner, name))))
         yield

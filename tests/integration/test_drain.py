@@ -209,6 +209,21 @@ def test_inline_a_list_and_a_job_are_over_when_they_are_submitted(shop: Shop) ->
     assert not shop.app.submit(shop.enroll, numbers(1)).progress()["done"]
 
 
+def test_inline_a_task_goes_on_with_what_is_added_and_once_it_may(shop: Shop) -> None:
+    with inline(shop.app):
+        task = shop.app.submit(shop.enroll, numbers(1), open=True, paused=True)
+        assert task.resume()
+        assert task.counts["finish"] == 1
+        task.add(numbers(1, 1))
+        assert task.counts["finish"] == 2
+        task.add([{"n": 2, "refused": True}])
+        assert task.seal()
+        assert task.progress()["done"]
+        shop.done.clear()
+        assert task.retry()
+        assert shop.done == [2]
+
+
 def test_a_running_worker_leaves_nothing_behind_even_if_the_test_fails(shop: Shop) -> None:
     held = threading.Event()
 

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import threading
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
+from openpyxl import load_workbook
+from pydantic import BaseModel, Field
 from support.adding_worker import add_found
 from support.borrowing import borrow
 from support.world import SUPPORT, World, numbers
 
-from asynctask import current_job
+from asynctask import AsyncTask, current_job
 from asynctask.core.states import State
 from asynctask.errors import Conflict, InputError, NotFound, TooLarge
 from asynctask.ledger import additions, tasks
+from asynctask.lists.uploads import StoredFile
+from asynctask.reports import files
 from asynctask.task import Addition, TaskHandle
 from asynctask.testing import wait_for
 from webapi import create_app
@@ -59,6 +65,8 @@ def test_a_task_that_was_sealed_or_cancelled_takes_nothing(world: World, by: str
     app = world.app()
     task = app.submit("note", numbers(1), open=True)
     getattr(task, by)()
+    if by == "seal":
+        task.pause()
     with pytest.raises(Conflict, match=f"is {by}" if by == "cancel" else "is sealed"):
         task.add(numbers(1))
     assert task.counts["total"] == 1
@@ -118,12 +126,69 @@ def test_additions_are_validated_and_rejected_rows_are_told(world: World) -> Non
     assert task.progress()["split"]["planned"] == 6
 
 
+class Article(BaseModel):
+    sku: str = Field(title="Article SKU")
+    quantity: int
+    note: str = ""
+
+
+def stored(app: AsyncTask, text: str) -> StoredFile:
+    return app.uploads.store(io.BytesIO(text.encode()), "list.csv")
+
+
+def test_reports_have_the_cells_of_added_rows_whose_columns_the_list_lacks(world: World, tmp_path: Path) -> None:
+    app = world.app()
+
+    @app.worker
+    def article(item: Article) -> None: ...
+
+    task = app.submit_file("note", stored(app, "n,b\n1,x\n"), open=True, columns={"n": "number"})
+    task.add([{"number": 9, "extra": "keep me"}])
+    added = app.add_file(task.id, stored(app, "zz\n5\n"), idempotency_key="a")
+    assert (added.first_row, task.events()[-1]["row"]) == (5, 5), "the header is a row of the file"
+    assert app.add_file(task.id, stored(app, "zz\n5\n"), idempotency_key="a") == replace(added, replayed=True)
+    task.cancel()
+    report = task.report("all")
+    assert report.headers == ["n", "b", "extra", "zz"]
+    target = tmp_path / "report.xlsx"
+    files.write_xlsx(target, report.headers, report.rows)
+    assert [list(row)[:5] for row in load_workbook(target).active.values] == [
+        ["n", "b", "extra", "zz", "row"],
+        ["1", "x", None, None, 2],
+        [9, None, "keep me", None, 3],
+        [None, None, None, "5", 5],
+    ]
+    assert [each["header"] for each in task.columns()] == report.headers
+    text = io.StringIO(newline="")
+    report = task.report("unprocessed")
+    files.write_csv(text, report.headers, report.rows)
+    again = app.submit_file("note", stored(app, text.getvalue()), resubmit_of=task.id)
+    wait_for(lambda: again.progress()["split"]["state"] == "sealed", "it is read")
+    assert [{name: each for name, each in event["params"].items() if each} for event in again.events()] == [
+        {"number": "1", "b": "x"}, {"number": 9, "extra": "keep me"}, {"zz": "5"},
+    ]  # fmt: skip
+
+    known = app.submit_file(article, stored(app, "Article SKU,Quantity\nA,1\n"), open=True)
+    known.add([{"sku": "B", "quantity": 2, "note": "mine"}, {"sku": "C", "quantity": "many", "nope": 1}])
+    report = known.report("all")
+    assert report.headers == ["Article SKU", "Quantity", "note", "nope"]
+    rows = list(report.rows)
+    assert [row.values for row in rows[1:]] == [
+        {"Article SKU": "B", "Quantity": 2, "note": "mine"}, {"Article SKU": "C", "Quantity": "many", "nope": 1},
+    ]  # fmt: skip
+    assert list(rows[2].bad_columns) == ["Quantity"], "the cell under the header of the list is marked"
+    assert ("note", "note") in [(each["name"], each["header"]) for each in known.columns()]
+
+
 def test_a_task_that_is_sealed_without_an_item_is_rejected(world: World) -> None:
     app = world.app()
     task = app.submit("note", [], open=True)
     assert (task.state, task.progress()["split"]["state"]) == ("splitting", "open")
     task.seal()
     assert (task.state, task.progress()["state_reason"]) == ("rejected", "no_items")
+    said = task.refusal_object()
+    assert said is not None
+    assert (said["code"], said["message"]) == ("no_items", "the list has no items; submit at least one"), "it is no sheet"
 
 
 @pytest.mark.each_database(reason="rows are numbered in SQL")
@@ -368,13 +433,26 @@ def test_it_over_http(world: World) -> None:
     assert (other.status_code, json_of(other)["code"]) == (422, "idempotency_key_reused")
     assert client.post(f"{path}/items", json={"items": []}).status_code == 422
     assert client.post(f"{path}/items", json={}).status_code == 422
+    for text in ("[]", '"text"', "null"):
+        assert client.post(f"{path}/items", data=text, content_type="application/json").status_code == 422
     assert client.post("/api/tasks/99/items", json={"items": numbers(1)}).status_code == 404
+    form = {"file": (io.BytesIO(b"m\n9\n"), "more.csv"), "columns": '{"m": "n"}'}
+    filed = client.post(f"{path}/items", data=form, content_type="multipart/form-data")
+    assert (filed.status_code, json_of(filed)) == (200, {"first_row": 5, "accepted": 1, "rejected": 0, "errors": []})
+    assert app.task(json_of(made)["task_id"]).events()[-1]["params"] == {"n": "9"}
+    assert client.post(f"{path}/items", data={}, content_type="multipart/form-data").status_code == 422
+    assert client.post(f"{path}/items", data="m\n9\n", content_type="text/csv").status_code == 415
     sealed = client.post(f"{path}/seal")
     assert (sealed.status_code, json_of(sealed)["state"]) == (200, "running")
     assert json_of(client.post(f"{path}/seal"))["version"] == json_of(sealed)["version"]
     refused = client.post(f"{path}/items", json={"items": numbers(1)})
     assert (refused.status_code, json_of(refused)["code"]) == (409, "conflict")
-    assert json_of(client.get(path))["counts"]["total"] == 3
+    assert json_of(client.get(path))["counts"]["total"] == 4
+    nothing: list[dict[str, Any]] = [{"worker": "note", "items": []}, {"jobs": []}]
+    for first in nothing:
+        empty = client.post("/api/tasks", json={**first, "open": True})
+        assert (empty.status_code, json_of(empty)["split"]["state"]) == (202, "open")
+        assert client.post("/api/tasks", json=first).status_code == 422
     strict = {"worker": "note", "items": numbers(1), "open": True, "strict": True}
     assert client.post("/api/tasks", json=strict).status_code == 422
 

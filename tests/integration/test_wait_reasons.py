@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -154,6 +154,28 @@ def test_rounds_retries_and_keys_say_what_the_rows_wait_for(world: World, app: A
     attend(app)
     world_clock_goes_on(world)
     assert [codes(app, each) for each in (rounds, again, *keyed)] == [["interval"], ["retry"], [], ["key"]]
+
+
+def test_a_task_with_keys_names_the_open_one_before_it_which_has_any_key(attended: AsyncTask) -> None:
+    first = attended.submit("note", numbers(1), key="n", open=True, owner="Ann")
+    later = attended.submit("note", [{"n": 7, "serial": 1}], key="serial", owner="Ben")
+    borrow(attended.ledger, first.id)
+    assert borrow(attended.ledger, later.id) == []
+    code, message, mend = only(attended, later)
+    assert (code, f"Task {first.id}, " in message, f"asynctask seal {first.id}" in mend) == ("earlier_list", True, True)
+    with pytest.raises(TimeoutError, match="is open"):
+        later.wait(0)
+    assert codes(attended, attended.submit("note", numbers(1))) == [], "it has no keys"
+    first.seal()
+    assert codes(attended, later) == []
+    said: list[list[str]] = []
+
+    def items() -> Iterator[dict[str, int]]:
+        yield from numbers(1_500)
+        said.append(codes(attended, attended.submit("note", numbers(1), key="n")))
+
+    attended.submit("note", items(), key="n")
+    assert said == [["earlier_list"]]
 
 
 def test_the_error_of_rows_that_wait_for_a_retry_is_said(world: World, attended: AsyncTask) -> None:

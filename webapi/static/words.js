@@ -342,6 +342,7 @@ export const WAITS = {
   unknown_worker: t("No process knows its worker."),
   due_later: t("Its rows are scheduled for later."),
   key: t("Its rows wait for earlier jobs of their key."),
+  earlier_list: t("An earlier list with keys is open or still being read; its rows go first."),
   priority: t("Jobs of a smaller priority run first."),
   busy: t("All threads are busy."),
   jobs_of_others: t("Its queue has jobs of other workers."),
