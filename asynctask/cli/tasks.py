@@ -434,6 +434,8 @@ def job(session: Session, job_id: str) -> int:
     if attempts := [each for each in event["messages"] if "process" in each]:
         session.out.line()
         session.out.table(_ATTEMPTS, attempts)
+    if event["status"] in _FAILED and "restart" in event["actions"]:
+        session.out.line(f"To run it again: asynctask restart {clean(event['job_id'])}")
     if event["traceback"] is not None:
         session.out.line()
         for line in event["traceback"].split("\n"):
@@ -441,12 +443,19 @@ def job(session: Session, job_id: str) -> int:
     return OK
 
 
+_JOB_VERBS: Final = ("stop", "start", "restart")
+"""Those of one job that are commands of their own; the others are done to the list that the job is in."""
+
+
 def _job_command(action: Action) -> Command:
     def tell(session: Session, job_id: str) -> int:
         event = action.call(session.existing().operations, job_id, None, who())
         session.out.document(event)
         done = _job_done(event)
-        words = clean(event["detail"]) if event["changed"] else f"nothing to do, {clean(event['detail'])}"
+        if action.answer is ToldEvent:
+            words = clean(event["detail"]) if event["changed"] else f"nothing to do, {clean(event['detail'])}"
+        else:
+            words = action.done
         session.out.line(f"Job {event['job_id']}: {words}{f' (at {done})' if done else ''}.")
         return OK
 
@@ -590,7 +599,7 @@ COMMANDS: Final = (
     jobs,
     search,
     job,
-    *(_job_command(action) for action in ACTIONS if action.answer is ToldEvent),
+    *(_job_command(action) for action in ACTIONS if action.on == "jobs" and action.name in _JOB_VERBS),
     link,
     report,
     result,
