@@ -363,7 +363,8 @@ def _job_done(event: Mapping[str, Any]) -> str:
 
 
 _JOBS: Final[Mapping[str, Column]] = {
-    "job": "job_id", "task": "task_id", "worker": "worker", "status": "status", "attempt": "attempt",
+    "job": "job_id", "task": "task_id", "worker": "worker", "status": "status",
+    "due": lambda event: str(event["due_at"] or "")[:19].replace("T", " "), "attempt": "attempt",
     "progress": _job_done, "message": _last_message,
 }  # fmt: skip
 
