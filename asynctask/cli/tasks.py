@@ -118,8 +118,10 @@ _NARROW: Final[Mapping[str, Column]] = {
 
 def _unknown(session: Session, worker: str | None) -> str:
     """Says that the application has no worker of this name, if it has others."""
-    known = session.app().workers
-    return f": {UnknownWorker(worker, known)}" if worker is not None and known and worker not in known else ""
+    app = session.app()
+    if worker is None or not app.workers or worker in app.workers or worker in app.own_workers:
+        return ""
+    return f": {UnknownWorker(worker, app.workers)}"
 
 
 @click.command("show", cls=Command)

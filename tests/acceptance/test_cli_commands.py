@@ -287,6 +287,8 @@ def test_a_list_from_the_standard_input_with_owner_and_queue(desk: Desk) -> None
 
 def test_one_job_is_sent_by_hand(desk: Desk) -> None:
     sent = desk.json("perform", "gated", "--args", '[{"sku": "A-1", "n": 1}]', "--in", 3600)
+    assert desk.run("jobs", "--worker", "asynctask.webhook").stdout == "No job found.\n"
+    assert "no worker is registered as 'nobody'" in desk.run("jobs", "--worker", "nobody").stdout
     (event,) = desk.json("jobs")["jobs"]
     listed = desk.run("jobs").stdout
     assert sent["job_id"] in listed
