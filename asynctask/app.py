@@ -91,7 +91,12 @@ if TYPE_CHECKING:
     from asynctask.lists.preview import Preview
     from asynctask.sidekiq.client import RemoteWorker
 
-EVENTS = ("startup", "quiet", "shutdown", "error", "death", "task_finished")
+EVENTS: Mapping[str, tuple[str, ...]] = {
+    "startup": (), "quiet": (), "shutdown": (), "error": ("error", "context"), "death": ("job", "error"),
+    "task_finished": ("progress",),
+}  # fmt: skip
+"""What hooks are called at, and with."""
+
 _OPTIONS = (
     "name", "queue", "retry", "priority", "timeout", "failed_on", "use_task_event", "unique", "key", "search",
     "retry_in", "retries_exhausted", "batch", "rate", "limit", *CALLBACKS, *UNTRACKED,
@@ -242,9 +247,12 @@ class AsyncTask(OnDemand):
                 raise ConfigError(f"two workers are named {worker.name!r}; give one of them another name=")
             declared_rates({**self.workers, worker.name: worker})
             self._workers[worker.name] = worker
-            for _, schedule in [each for each in self._unregistered if each[0] is found]:
-                schedule(worker)
-            self._unregistered = [each for each in self._unregistered if each[0] is not found]
+            waiting, self._unregistered = self._unregistered, []
+            for of, schedule in waiting:
+                if of is found or of == worker.name:
+                    schedule(worker)
+                else:
+                    self._unregistered.append((of, schedule))
             return self._workers[worker.name]
 
         return register if target is None else register(target)
@@ -394,14 +402,14 @@ class AsyncTask(OnDemand):
 
         def declare(target: Any) -> Any:
             of = self._name_of(target)
-            if of is None:  # declared below @app.worker, or before its engine is attached
+            if of is None or (found := self.workers.get(of)) is None:
+                # @app.worker follows, or the engine is attached later.
                 self._unregistered.append((target, declare))
                 return target
-            if (found := self.workers.get(of)) is not None:
-                fit = _taking_a_tick(found, items is not None)
-                if found.engine is None:
-                    self._workers[of] = fit
-                    target = fit if isinstance(target, Worker) else target
+            fit = _taking_a_tick(found, items is not None)
+            if found.engine is None:
+                self._workers[of] = fit
+                target = fit if isinstance(target, Worker) else target
             self._schedules.add(Schedule(name or of, of, ticks, missed, overlap, items, options))
             return target
 
@@ -419,6 +427,8 @@ class AsyncTask(OnDemand):
         """As of :class:`~asynctask.wiring.OnDemand`. Raises :class:`ConfigError` for a schedule of what is no worker."""
         made = super().maintenance(ledger)
         for target, _ in self._unregistered:
+            if isinstance(target, str):
+                raise ConfigError(f"app.every: {UnknownWorker(target, self.workers)}")
             raise ConfigError(f"app.every has {target!r:.200}, which is no worker: put @app.worker above or below it")
         return made
 
@@ -436,13 +446,14 @@ class AsyncTask(OnDemand):
 
         A Task closes when its last item has ended, before its callbacks run. ``task_finished`` is called at most once for
         each generation, and not at all if that process dies: use ``on_complete`` for actions that must not be lost. Raises
-        :class:`ConfigError` for another event.
+        :class:`ConfigError` for another event, and a function that does not take these arguments.
         """
         if event not in self._hooks:
             raise ConfigError(f"no such event: {event!r}; there are {', '.join(EVENTS)}")
 
         def register(function: Target) -> Target:
             check_hook(f"a hook of {event}", function)
+            _check_takes(f"a hook of {event}", function, EVENTS[event])
             self._hooks[event].append(function)
             return function
 
@@ -1269,6 +1280,16 @@ def _check_arguments(worker: Worker, args: Sequence[Any]) -> None:
         inspect.signature(worker.function).bind(*args)
     except TypeError as error:
         raise InputError(f"worker {worker.name!r}: {error}", code="bad_arguments") from None
+
+
+def _check_takes(what: str, function: Any, names: Sequence[str]) -> None:
+    """Raises :class:`ConfigError` for a function that cannot be called with such arguments."""
+    try:
+        inspect.signature(function).bind(*names)
+    except TypeError:
+        raise ConfigError(f"{what} is called with ({', '.join(names)}), which {function!r:.200} does not take") from None
+    except ValueError:  # of some functions in C, whose arguments are not known
+        return
 
 
 def _check_items(items: Callable[..., Any]) -> None:

@@ -803,8 +803,8 @@ class Operations:
                 self._check("start", event)
                 changed = bool(queries.act_on_waiting(self._ledger, "restart", [event["id"]], who=who))
             case "finish" | "failed" | "error" | "cancelled":
-                text = f"it ended {event['status']}: only a job that ended in error can be restarted"
-                raise NotNow("finished", text)
+                again = "; restart it to run it again" if "restart" in self._actions(event) else ""
+                raise NotNow("finished", f"it ended {event['status']}, and only a stopped job can be started{again}")
         return self._told(job_id, changed)
 
     def _check(self, action: str, event: Mapping[str, Any]) -> None:
@@ -1914,7 +1914,7 @@ ACTIONS: Final = (
     Action(
         "jobs", "restart", "Restart a job",
         "A job that ended in an error, or was refused without a Task, is retried; one that waits in the ledger is due now.",
-        _on_job("restart"), Event,
+        _on_job("restart"), Event, "started again",
     ),
     Action("jobs", "kill", "End a job that waits in the ledger", "It ends in `error`.", _on_job("kill"), Event),
     Action(

@@ -22,7 +22,7 @@ from webapi.tasks import form_with_file, from_file, store
 blueprint: Final = Routes("lists", __name__, url_prefix="/api/lists", tag="Tasks")
 
 
-@blueprint.serve("POST /preview", "previewList", ListPreview, responses=[415])
+@blueprint.serve("POST /preview", "previewList", ListPreview, responses=[415], reads_body=True)
 def preview() -> Response:
     """Look at a list before it is submitted
 
@@ -45,7 +45,7 @@ def preview() -> Response:
     return response
 
 
-@blueprint.serve("POST /marked.xlsx", "markList", BINARY, media=XLSX, responses=[415, 504])
+@blueprint.serve("POST /marked.xlsx", "markList", BINARY, media=XLSX, responses=[415, 504], reads_body=True)
 def marked() -> Response:
     """The list as a workbook, with the cells marked that would be rejected
 

@@ -17,6 +17,7 @@ from typing import (
     Self,
     TypeVar,
     Union,
+    cast,
     get_args,
     get_origin,
     get_type_hints,
@@ -153,6 +154,19 @@ TEXT: Final = FileSchema(type="string")
 View = TypeVar("View", bound=Callable[..., Response])
 
 
+def _without_body(view: View) -> View:
+    """Refuses a body that the view would not read: what it asks for must not be ignored."""
+
+    @wraps(view)
+    def refusing(**given: Any) -> Response:
+        if request.get_data(cache=False).strip() not in (b"", b"{}"):
+            text = "this request takes no body: leave it out, and write the options in the query, if there are any"
+            raise InputError(text, code="unexpected_body")
+        return view(**given)
+
+    return cast(View, refusing)
+
+
 class Routes(APIBlueprint):
     """Routes, each declared once with what it reads and answers: the validation and the API's document are made of that."""
 
@@ -170,11 +184,13 @@ class Routes(APIBlueprint):
         responses: Any = (),
         endpoint: str | None = None,
         more: str | None = None,
+        reads_body: bool = False,
         **doc: Any,
     ) -> Callable[[View], View]:
         """Serves a view. ``call``: method and path; ``query``, ``body``: what the view gets as an argument of that name,
         validated (neither: a query is refused); ``answer``, ``status``, ``description``, ``media``: of its usual answer;
-        ``responses``: others that not every route has; ``more``, ``doc``: of the document, else of the docstring."""
+        ``responses``: others that not every route has; ``more``, ``doc``: of the document, else of the docstring;
+        ``reads_body``: the view reads the body itself (without it and ``body``, one is refused)."""
         method, _, path = call.partition(" ")
 
         def declare(view: View) -> View:
@@ -188,6 +204,7 @@ class Routes(APIBlueprint):
                 made = self.input(body, arg_name="body")(view)
             else:
                 made = without_query if query is NoQuery else self.input(query, location="query", arg_name="query")(view)
+                made = made if method == "GET" or reads_body else _without_body(made)
             made = self.output(answer, status, description, content_type=media)(made)
             made = self.doc(operation_id=operation_id, responses=responses or None, description=more, **doc)(made)
             self.route(path, methods=[method], endpoint=endpoint)(made)

@@ -110,6 +110,7 @@ blueprint: Final = Routes("tasks", __name__, url_prefix=TASKS, tag="Tasks")
     status=202,
     description="Accepted: the Task and the rows rejected so far",
     responses=[415, 504],
+    reads_body=True,
 )
 def create(query: RawQuery) -> Response:
     """Submit a list

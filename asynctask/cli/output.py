@@ -246,10 +246,13 @@ def summary(progress: Mapping[str, Any]) -> Text:
 
 def state_of(progress: Mapping[str, Any]) -> str:
     """The state, and why it is so; the whole reason of a rejected list is a line of its own. Of a Task that ended without a
-    success that is said, so that it does not look like one."""
+    success that is said, so that it does not look like one; of one that has not begun, its start time."""
     reason = (progress["state_reason"] or "").partition(": ")[0]
     if not reason and _fell_short(progress) and not progress["counts"]["finish"]:
         reason = "nothing succeeded"
+    if not reason and progress["state"] in ("splitting", "running", "paused"):
+        start = None if progress["started_at"] else progress["control"]["start_at"]
+        reason = "" if start is None else f"not before {start[:16].replace('T', ' ')}"
     return clean(progress["state"]) + (f" ({clean(reason)})" if reason else "")
 
 

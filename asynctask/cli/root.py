@@ -31,8 +31,8 @@ _MODULES: Final = {
     "demo": "demo",
     "serve": "up web worker split-task",
     "submit": "submit add export perform watch check-list",
-    "tasks": "tasks show set pause resume cancel retry seal callbacks jobs job search stop start link report result"
-    " template",
+    "tasks": "tasks show set pause resume cancel retry seal callbacks jobs job search stop start restart link report"
+    " result template",
     "operations": "queues history retries scheduled dead processes schedules rates db doctor purge config middleware"
     " workers",
 }

@@ -234,41 +234,59 @@ def _context(_context: click.Context, _option: click.Parameter, text: str | None
         raise click.BadParameter(f'no JSON ({error}); write an object such as {{"seller": 7}}') from None
 
 
+def _task_options(function: F) -> F:
+    """The options of a Task that a file and the shards of an export have alike."""
+    for option in reversed(_TASK_OPTIONS):
+        function = option(function)
+    return function
+
+
+_TASK_OPTIONS: Final = (
+    click.option("--title", help="Display name; of a file by default its name."),
+    click.option("--parallel", type=click.IntRange(min=1), help="The most jobs that run at once."),
+    click.option(
+        "--interval", type=click.FloatRange(min=0), help="Seconds from round to round of --parallel jobs (or of one)."
+    ),
+    click.option("--tolerated-failures", help="Pause after more failures: 10, 5%, failed:10 or error:5%."),
+    click.option("--priority", help="Smaller runs first: a number or a name such as ADMIN_HIGH."),
+    click.option("--start-at", help="Nothing begins before this time, such as 2026-12-01T08:00:00+01:00."),
+    click.option("--paused", is_flag=True, default=None, help="Nothing starts before asynctask resume."),
+    click.option("--queue", help="Another queue than the worker's own."),
+    click.option("--owner", help="Whose Task it is: sessions and idempotency keys are per owner."),
+    click.option("--session", "line", help="Tasks of one session run one after the other."),
+    click.option("--key", help="Field whose equal values run one after the other, across all Tasks of the worker."),
+    click.option("--context", callback=_context, metavar="JSON", help='Constants for all jobs: {"seller": 7}. No secrets.'),
+    click.option(
+        "--on-complete",
+        help='A worker to call when the last job has ended: NAME or {"worker": NAME, "args": [...]}; or a webhook:'
+        ' {"url": "https://..."}; or a JSON list of several.',
+    ),
+    click.option("--on-success", help="The same, if nothing failed or was cancelled."),
+    click.option("--on-failure", help="The same, if anything failed or was cancelled."),
+    click.option("--idempotency-key", help="Repeated submissions of the same key and list are one Task."),
+    click.option("--unique", help="Fields in which no two rows may be equal, separated by commas."),
+    click.option("--parent", type=TASK_ID, help="The new Task is a child of this one, which waits for it."),
+    click.option("--strict", is_flag=True, help="One rejected row rejects the whole list."),
+)
+
+
+def _given(options: Mapping[str, Any], priority: str | None, line: str | None) -> dict[str, Any]:
+    """The options of a submission, of the flags that were given."""
+    given = {**options, "priority": None if priority is None else priority_value(priority), "session": line}
+    return {name: value for name, value in given.items() if value is not None}
+
+
 @click.command("submit", cls=Command)
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, readable=True, allow_dash=True, path_type=Path))
 @click.option("--worker", required=True, help="The worker that performs the rows.")
 @click.option("--watch", "look_on", is_flag=True, help="Show it until it is done.")
 @_timeout_option
 @_reading_options
-@click.option("--title", help="Display name; by default the name of the file.")
-@click.option("--parallel", type=click.IntRange(min=1), help="The most rows that run at once.")
-@click.option(
-    "--interval", type=click.FloatRange(min=0), help="Seconds from round to round of --parallel rows (or of one)."
-)
-@click.option("--tolerated-failures", help="Pause after more failed rows: 10, 5%, failed:10 or error:5%.")
-@click.option("--priority", help="Smaller runs first: a number or a name such as ADMIN_HIGH.")
-@click.option("--start-at", help="Nothing begins before this time, such as 2026-12-01T08:00:00+01:00.")
-@click.option("--paused", is_flag=True, default=None, help="Nothing starts before asynctask resume.")
+@_task_options
 @click.option("--open", is_flag=True, default=None, help="asynctask add adds more rows, until asynctask seal.")
 @click.option("--open-limit-s", type=float, metavar="SECONDS", help="Seal it after so long without an addition (86,400).")
-@click.option("--queue", help="Another queue than the worker's own.")
-@click.option("--owner", help="Whose Task it is: sessions and idempotency keys are per owner.")
-@click.option("--session", "line", help="Tasks of one session run one after the other.")
-@click.option("--key", help="Field whose equal values run one after the other, across all Tasks of the worker.")
 @click.option("--chunk-size", help="Rows of one job, or auto: 1 up to 10,000 rows, then about 10,000 jobs.")
-@click.option("--context", callback=_context, metavar="JSON", help='Constants for all rows: {"seller": 7}. No secrets.')
-@click.option(
-    "--on-complete",
-    help='A worker to call when the last row has ended: NAME or {"worker": NAME, "args": [...]}; or a webhook:'
-    ' {"url": "https://..."}; or a JSON list of several.',
-)
-@click.option("--on-success", help="The same, if no row failed or was cancelled.")
-@click.option("--on-failure", help="The same, if any row failed or was cancelled.")
-@click.option("--idempotency-key", help="Repeated submissions of the same key and file are one Task.")
-@click.option("--unique", help="Fields in which no two rows may be equal, separated by commas.")
 @click.option("--resubmit-of", type=TASK_ID, help="FILE is the corrected report of this Task: run its failed rows again.")
-@click.option("--parent", type=TASK_ID, help="The new Task is a child of this one, which waits for it.")
-@click.option("--strict", is_flag=True, help="One rejected row rejects the whole file.")
 @click.option("--dry-run", is_flag=True, help="Only validate and report; nothing is written.")
 @click.option(
     "--marked",
@@ -294,11 +312,7 @@ def submit(
     if marked is not None and not dry_run:
         raise click.UsageError("--marked is written by --dry-run: give both, or neither")
     app = session.app(required="submit needs the worker's code to validate the rows")
-    given = {name: value for name, value in options.items() if value is not None}
-    if priority is not None:
-        given["priority"] = priority_value(priority)
-    if line is not None:
-        given["session"] = line
+    given = _given(options, priority, line)
     is_input = str(file) == "-"
     name = os.fsencode(file.name).decode("utf-8", "replace")  # a name in another encoding is half text to Python
     given.setdefault("title", "standard input" if is_input else name)
@@ -370,9 +384,7 @@ def _print_dry_run(session: Session, found: DryRun, locale: str, item: str = "ro
     "--shards", required=True, metavar="JSON", help="A list of shards as JSON, or the name of a file that holds one."
 )
 @click.option("--format", "form", default="csv", show_default=True, help="csv, csv.gz, ndjson, xlsx or parquet.")
-@click.option("--title", help="Display name.")
-@click.option("--context", callback=_context, metavar="JSON", help='Constants for all shards: {"seller": 7}. No secrets.')
-@click.option("--idempotency-key", help="Repeated submissions of the same key, shards and format are one Task.")
+@_task_options
 @click.option("--dry-run", is_flag=True, help="Only check shards, format and options; nothing is written.")
 @click.option("--watch", "look_on", is_flag=True, help="Show it until it is done, with a bar for the shards.")
 @_timeout_option
@@ -385,6 +397,8 @@ def export(
     form: str,
     look_on: bool,
     timeout: float | None,
+    priority: str | None,
+    line: str | None,
     dry_run: bool,
     **options: Any,
 ) -> int:
@@ -394,7 +408,7 @@ def export(
     """
     _refuse_alone(timeout, look_on)
     app = session.app(required="export needs the worker's code")
-    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    given = _given(options, priority, line)
     if dry_run:
         found = app.submit_export(worker, _listed(shards), format=form, dry_run=True, **given)
         return _print_dry_run(session, found, app.config.locale, "shard")

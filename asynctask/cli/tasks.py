@@ -118,8 +118,10 @@ _NARROW: Final[Mapping[str, Column]] = {
 
 def _unknown(session: Session, worker: str | None) -> str:
     """Says that the application has no worker of this name, if it has others."""
-    known = session.app().workers
-    return f": {UnknownWorker(worker, known)}" if worker is not None and known and worker not in known else ""
+    app = session.app()
+    if worker is None or not app.workers or worker in app.workers or worker in app.own_workers:
+        return ""
+    return f": {UnknownWorker(worker, app.workers)}"
 
 
 @click.command("show", cls=Command)
@@ -363,7 +365,8 @@ def _job_done(event: Mapping[str, Any]) -> str:
 
 
 _JOBS: Final[Mapping[str, Column]] = {
-    "job": "job_id", "task": "task_id", "worker": "worker", "status": "status", "attempt": "attempt",
+    "job": "job_id", "task": "task_id", "worker": "worker", "status": "status",
+    "due": lambda event: str(event["due_at"] or "")[:19].replace("T", " "), "attempt": "attempt",
     "progress": _job_done, "message": _last_message,
 }  # fmt: skip
 
@@ -434,6 +437,8 @@ def job(session: Session, job_id: str) -> int:
     if attempts := [each for each in event["messages"] if "process" in each]:
         session.out.line()
         session.out.table(_ATTEMPTS, attempts)
+    if event["status"] in _FAILED and "restart" in event["actions"]:
+        session.out.line(f"To run it again: asynctask restart {clean(event['job_id'])}")
     if event["traceback"] is not None:
         session.out.line()
         for line in event["traceback"].split("\n"):
@@ -441,12 +446,19 @@ def job(session: Session, job_id: str) -> int:
     return OK
 
 
+_JOB_VERBS: Final = ("stop", "start", "restart")
+"""Those of one job that are commands of their own; the others are done to the list that the job is in."""
+
+
 def _job_command(action: Action) -> Command:
     def tell(session: Session, job_id: str) -> int:
         event = action.call(session.existing().operations, job_id, None, who())
         session.out.document(event)
         done = _job_done(event)
-        words = clean(event["detail"]) if event["changed"] else f"nothing to do, {clean(event['detail'])}"
+        if action.answer is ToldEvent:
+            words = clean(event["detail"]) if event["changed"] else f"nothing to do, {clean(event['detail'])}"
+        else:
+            words = action.done
         session.out.line(f"Job {event['job_id']}: {words}{f' (at {done})' if done else ''}.")
         return OK
 
@@ -590,7 +602,7 @@ COMMANDS: Final = (
     jobs,
     search,
     job,
-    *(_job_command(action) for action in ACTIONS if action.answer is ToldEvent),
+    *(_job_command(action) for action in ACTIONS if action.on == "jobs" and action.name in _JOB_VERBS),
     link,
     report,
     result,

@@ -245,10 +245,13 @@ def test_a_submission_that_waits_for_a_worker_or_a_person_says_so(desk: Desk) ->
     )
     held = desk.run("submit", file.name, "--worker", "gated", "--paused", "--start-at", "2999-01-01T00:00:00Z").stdout
     assert "Nothing of it begins yet. It is paused: asynctask resume 2" in held
+    assert "paused (not before 2999-01-01 00:00)" in desk.run("tasks").stdout
     desk.run("resume", 2)
     assert "starts at" in desk.run("show", 2).stdout
+    assert "running (not before 2999-01-01 00:00)" in desk.run("tasks").stdout
     desk.run("set", 2, "start_at=now")
     assert desk.json("show", 2)["control"]["start_at"] is None
+    assert "not before" not in desk.run("tasks").stdout
 
 
 def test_a_child_is_handed_over_shown_listed_and_cancelled_with_its_parent(desk: Desk) -> None:
@@ -284,7 +287,12 @@ def test_a_list_from_the_standard_input_with_owner_and_queue(desk: Desk) -> None
 
 def test_one_job_is_sent_by_hand(desk: Desk) -> None:
     sent = desk.json("perform", "gated", "--args", '[{"sku": "A-1", "n": 1}]', "--in", 3600)
-    assert sent["job_id"] in desk.run("jobs").stdout
+    assert desk.run("jobs", "--worker", "asynctask.webhook").stdout == "No job found.\n"
+    assert "no worker is registered as 'nobody'" in desk.run("jobs", "--worker", "nobody").stdout
+    (event,) = desk.json("jobs")["jobs"]
+    listed = desk.run("jobs").stdout
+    assert sent["job_id"] in listed
+    assert event["due_at"][:19].replace("T", " ") in listed
     assert "no worker is registered as 'nobody'" in desk.run("perform", "nobody", code=2).stderr
     assert "no JSON" in desk.run("perform", "gated", "--args", "[1", code=2).stderr
     assert "must be a list" in desk.run("perform", "gated", "--args", "{}", code=2).stderr

@@ -427,12 +427,17 @@ def test_the_list_of_tasks_starts_empty_moves_by_itself_and_works_by_keyboard(
     with shop.worker(), shop.web() as (_, said):
         page.goto(said["url"])
         expect(page.get_by_text("Nothing has been submitted yet.")).to_be_visible()
+        later = {"worker": "gated", "items": [{"sku": "A", "quantity": 1}], "start_at": "2999-01-01T12:00:00Z"}
+        waits = page.request.post(f"{said['url'].rstrip('/')}/api/tasks", data=later).json()
+        expect(page.locator("#tasks tbody tr .badge")).to_have_text("scheduled")
+        expect(page.locator("#tasks tbody tr")).to_contain_text(re.compile("Nothing starts before .*2999"))
+        page.request.post(f"{said['url'].rstrip('/')}{waits['links']['self']}/cancel")
+        expect(page.locator("#tasks tbody tr .badge")).to_have_text("cancelled")
         with closing(page.context.new_page()) as other:
             hand_in(other, said["url"], sheet(tmp_path / "p.xlsx", ("A", 1, "x"), ("B", 2, "x")), "gated", Title="By hand")
             expect(other).to_have_url(re.compile(r"/tasks/\d+$"))
-        entry = page.locator("#tasks tbody tr")
+        entry = page.locator("#tasks tbody tr", has_text="By hand")
         expect(entry).to_have_count(1)
-        expect(entry).to_contain_text("By hand")
         shop.open_gate(1)
         expect(entry.get_by_role("progressbar")).to_have_attribute("aria-valuenow", "50")
         shop.open_gate(2)
@@ -454,13 +459,15 @@ def test_single_jobs_are_listed_filtered_and_read_page_by_page(page: Page, shop:
     with shop.web() as (_, said), closing(lone_jobs(shop)) as app:
         for n in range(28):
             app.workers["enroll"].perform_async({"sku": f"A-{n}"})
-        for n in range(2):
-            app.workers["gated"].perform_async({"sku": f"B-{n}", "quantity": 9})
+        app.workers["gated"].perform_async({"sku": "B-0", "quantity": 9})
+        app.workers["gated"].perform_in(86_400, {"sku": "B-1", "quantity": 9})
         page.goto(said["url"])
         page.get_by_role("link", name="Jobs", exact=True).click()
         rows, pager = page.locator("#jobs tbody tr"), page.locator("#pager")
         expect(rows).to_have_count(25)
         expect(rows.first).to_contain_text("gated")
+        expect(rows.first).to_contain_text("due")
+        expect(rows.nth(1)).not_to_contain_text("due")
         pager.get_by_role("button", name="Next").click()
         expect(rows).to_have_count(5)
         expect(page).to_have_url(re.compile(r"/jobs\?after=\d+$"))

@@ -411,7 +411,7 @@ def jobs_stopped_and_started(bench: Bench) -> None:
 
 
 @case(
-    "Operations.act_on_job",
+    "Operations.act_on_job", "asynctask restart",
     *(f"POST /api/jobs/{{job_id}}/{action}" for action in ("restart", "kill", "delete")),
 )  # fmt: skip
 def one_job_acted_on(bench: Bench) -> None:

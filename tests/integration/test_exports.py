@@ -274,6 +274,7 @@ def test_an_export_is_made_and_fetched_on_the_command_line(app: AsyncTask, tmp_p
     module.write_text(
         "import os\nfrom asynctask import AsyncTask\napp = AsyncTask()\n"
         "@app.export(columns=['n'])\ndef counted(shard):\n    yield from ([n] for n in range(shard))\n"
+        "@app.worker\ndef told(progress):\n    pass\n"
     )
     (tmp_path / "shards.json").write_text("[2, 1]")
     settings = {"ASYNCTASK_DATABASE_URL": f"sqlite:///{tmp_path}/b.db", "ASYNCTASK_DATA_DIR": str(tmp_path / "data")}
@@ -285,6 +286,16 @@ def test_an_export_is_made_and_fetched_on_the_command_line(app: AsyncTask, tmp_p
     assert made.returncode == 0, made.stderr
     task_id = str(json.loads(made.stdout)["task_id"])
     assert (task_id, str(json.loads(again.stdout)["task_id"])) == ("1", task_id), "the dry run made none, the key one"
+    options = ("--owner", "ann", "--queue", "night", "--priority", "ADMIN_HIGH", "--session", "s", "--parallel", "2")
+    above = str(json.loads(run(*command).stdout)["task_id"])
+    timed = ("--start-at", "2999-01-01T00:00:00Z", "--paused", "--parent", above, "--on-complete", "told")
+    held = json.loads(run(*command, *options, *timed).stdout)
+    control = {name: held["control"][name] for name in ("parallel", "priority", "session", "start_at")}
+    assert control == {"parallel": 2, "priority": 120, "session": "s", "start_at": "2999-01-01T00:00:00.000Z"}
+    assert (held["owner"], held["state"], held["parent"]) == ("ann", "paused", int(above))
+    assert [each["name"] for each in held["callbacks"]] == ["merge", "on_complete"]
+    refused = run(*command, "--chunk-size", "2")
+    assert (refused.returncode, "No such option" in refused.stderr) == (2, True)
     other = run(*command, "--idempotency-key", "k", "--format", "xlsx")
     assert (other.returncode, "idempotency" in other.stderr.lower()) == (2, True), other.stderr
     early = run("result", task_id, "-o", "out.csv")

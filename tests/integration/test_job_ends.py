@@ -262,6 +262,15 @@ def test_a_retry_policy_that_is_put_off_is_refused_or_the_default_applies(world:
     for name in ("startup", "error", "death", "task_finished"):
         with pytest.raises(ConfigError, match=f"hook of {name}"):
             app.on(name)(policy)
+    misfits: list[tuple[str, Any]] = [
+        ("error", lambda: 1),
+        ("death", lambda job: 1),
+        ("startup", lambda app: 1),
+        ("quiet", 5),
+    ]
+    for name, misfit in misfits:
+        with pytest.raises(ConfigError, match=f"a hook of {name} is called with"):
+            app.on(name)(misfit)
     worker = app.worker(name="bug", retry=1, retry_in=ordinary(policy))(lambda item: 1 // 0)
     with world.working(app):
         job_id = str(worker.perform_async("x"))

@@ -362,6 +362,13 @@ def test_what_cannot_tick_is_refused_when_it_is_declared(world: World) -> None:
 
     with pytest.raises(ConfigError, match="which is no worker"):
         app.launcher()
+    app = world.app()
+    app.every(60, "below")
+    app.worker(lambda: None, name="below")
+    assert list(app.schedules.declared) == ["below"]
+    app.every(60, "nope")
+    with pytest.raises(ConfigError, match="no worker is registered as 'nope'"):
+        app.launcher()
 
 
 # -- over HTTP and on the command line

@@ -21,6 +21,7 @@ import pytest
 from support.world import World, numbers
 
 from asynctask import AsyncTask, webhooks
+from asynctask.cli.root import run as run_cli
 from asynctask.config import shown
 from asynctask.errors import ConfigError, InputError, NormalException
 from asynctask.job import CurrentJob, reset_current_job, set_current_job
@@ -155,13 +156,29 @@ def test_a_delivery_that_is_given_up_is_dead_and_can_be_sent_again(world: World,
         delivery(app, "finish")
 
 
-def test_a_receiver_that_is_gone_for_good_is_asked_once(world: World, receiver: Receiver) -> None:
+def test_a_receiver_that_is_gone_for_good_is_asked_once_and_again_by_a_person(
+    world: World, receiver: Receiver, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     app = world.app(webhook_secret=SECRET, webhook_private=True)
+    monkeypatch.setenv("ASYNCTASK_DATABASE_URL", world.store.url)
+
+    def said(*words: str, code: int = 0) -> str:
+        assert run_cli(words) == code
+        captured = capsys.readouterr()
+        return captured.out + captured.err
+
     receiver.statuses[:] = [410]
     with world.working(app):
         ended(app.submit("note", numbers(1), on_complete={"url": receiver.url}))
-        delivery(app, "failed")
-    assert len(receiver.got) == 1
+        job_id = delivery(app, "failed")["job_id"]
+        assert len(receiver.got) == 1
+        assert f"asynctask restart {job_id}" in said("job", job_id)
+        assert "restart it to run it again" in said("start", job_id, code=2)
+        assert "started again" in said("restart", job_id)
+        delivery(app, "finish")
+    assert len(receiver.got) == 2
+    assert "only a job that ended in an error or was refused" in said("restart", job_id, code=2)
+    assert "restart" not in said("job", job_id)
 
 
 def test_no_request_goes_to_a_private_address(world: World, receiver: Receiver) -> None:

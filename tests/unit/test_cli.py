@@ -241,6 +241,8 @@ def progress(**changes: Any) -> dict[str, Any]:
         "counts": {"total": sum(counts.values()), **counts},
         "retrying": 0,
         "progress": {"percent": 100.0, "rate_per_s": None, "eta_s": None},
+        "control": {"start_at": None},
+        "started_at": None,
         "poll_after_ms": 1000,
         **changes,
     }

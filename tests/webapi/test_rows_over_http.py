@@ -54,6 +54,10 @@ def test_rows_are_chosen_by_their_numbers_for_a_report_and_a_retry(
     assert client.get(f"{path}/report.xlsx?only_rows=4").status_code == 200
     assert client.post(f"{path}/retry?only_rows=2").json["generation"] == 1
     assert client.post(f"{path}/retry?only_rows=2,6").json["counts"]["failed"] == 1
+    for body in ({"status": ["finish"]}, {"status": "failed"}, [1]):
+        assert said(client.post(f"{path}/retry", json=body)) == (422, "unexpected_body")
+        assert said(client.post(f"{path}/cancel", json=body)) == (422, "unexpected_body")
+    assert client.post(f"{path}/cancel", json={}).status_code == 200
     many = ",".join(map(str, range(1, 202)))
     for call, query in (
         (client.post, "retry?only_rows=0"),

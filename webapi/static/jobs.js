@@ -2,7 +2,8 @@
 
 import { Poller } from "./api.js";
 import { $, drawBadge, drawMixed, el, moment, pager, rowsOf, setText, show, user } from "./dom.js";
-import { STATUSES, count, heard } from "./words.js";
+import { t } from "./i18n.js";
+import { STATUSES, count, heard, when } from "./words.js";
 
 const card = $("#jobs-card");
 const body = $("#jobs tbody");
@@ -60,12 +61,13 @@ const rows = rowsOf(body, { key: (job) => job.id, make: entry, fill });
 function entry(job) {
   return el("tr", {},
     el("td", {}, el("a", { class: "id", href: `${card.dataset.page}/${encodeURIComponent(job.job_id)}` }, el("bdi", {}, job.job_id))),
-    el("td", {}, user(job.worker)), el("td", {}, el("span", { class: "badge" })), el("td", { class: "number" }),
+    el("td", {}, user(job.worker)), el("td", {}, el("span", { class: "badge" }), el("small", { class: "below" })), el("td", { class: "number" }),
     el("td"), el("td", {}, moment(job.created_at)));
 }
 
 function fill(row, job) {
   drawBadge($(".badge", row), [STATUSES[job.status] ?? job.status, job.status]);
+  setText($("small", row), job.due_at && new Date(job.due_at) > Date.now() ? t("due {time}", { time: when(job.due_at) }) : "");
   setText(row.children[3], count(job.attempt));
   drawMixed(row.children[4], heard(job.messages.at(-1)?.message ?? ""));
 }

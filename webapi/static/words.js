@@ -114,9 +114,15 @@ export const COUNTS = [
 
 const unsuccessful = (c) => c.failed + c.error;
 
+/** Whether a Task waits for its start time. */
+const startsLater = (p) => Boolean(p.control.start_at) && p.started_at === null && new Date(p.control.start_at) > Date.now();
+
+const notBefore = (p) => (startsLater(p) ? t("Nothing starts before {time}.", { time: when(p.control.start_at) }) : "");
+
 /** The word and the colour of a Task. What ended without a success, or not whole, does not look like one that succeeded. */
 export function badge(p) {
   const bad = unsuccessful(p.counts);
+  if (p.state === "running" && startsLater(p)) return [t("scheduled"), "scheduled"];
   if (p.state !== "finished" || bad + p.split.rejected === 0) return [STATES[p.state] ?? p.state, p.state];
   if (bad > 0 && p.counts.finish === 0) return [t("nothing succeeded"), "error"];
   return [bad > 0 ? t("finished with failures") : t("finished in part"), "partial"];
@@ -128,9 +134,9 @@ export function sentence(p, of = ROWS) {
   const broken = p.split.state === "failed" && t("The list could not be read to its end: {reason}", { reason: because(p.split.reason) });
   const waits = p.retrying > 0 && waiting(p, of);
   switch (p.state) {
-    case "splitting": return sentences(p.split.state === "open" ? t("Open: {rows} so far, and more may be added.", { rows: of(c.total) }) : t("Reading the list: {rows} so far.", { rows: of(c.total) }), waits);
+    case "splitting": return sentences(p.split.state === "open" ? t("Open: {rows} so far, and more may be added.", { rows: of(c.total) }) : t("Reading the list: {rows} so far.", { rows: of(c.total) }), notBefore(p), waits);
     case "running": return sentences(running(p, of), waits, broken);
-    case "paused": return paused(p, of);
+    case "paused": return sentences(paused(p, of), notBefore(p));
     case "finalizing": return of === SHARDS ? t("Every shard is done; the file is put together.") : t("Every row is done; what is to follow is under way.");
     case "finished": return sentences(...finished(p, of), broken);
     case "cancelled": return p.done ? sentences(notRun(c.cancelled, of), lost(p)) : t("Being cancelled: nothing new is started.");
@@ -168,6 +174,7 @@ function waiting(p, of) {
 }
 
 function running(p, of) {
+  if (startsLater(p)) return notBefore(p);
   if (p.state_reason === "waiting_for_session") return t("Waiting for its session.");
   if (p.state_reason === "waiting_for_children") return of === SHARDS ? t("Its shards have ended; it waits for the Tasks below it.") : t("Its rows have ended; it waits for the Tasks below it.");
   if (p.state_reason === "stopped_jobs") return t("Only stopped jobs are left; they wait to be started again.");
