@@ -6,7 +6,7 @@ import { sparkline } from "./chart.js";
 import { language, parts, t, tn } from "./i18n.js";
 import { Pages, Rows, columnsOf, kind, line, place, reasons } from "./rows.js";
 import {
-  CALLBACKS, CALLED, COUNTS, KNOBS, ROWS, SHARDS, WAITS, badge, changes, count, duration, left, listed, logged, nextStep, pace, percent, rate, reached, rows, saidBy, segments,
+  CALLBACKS, CALLED, COUNTS, KNOBS, ROWS, SHARDS, WAITS, badge, changes, count, duration, left, listed, logged, nextStep, pace, percent, rate, reached, retriable, rows, saidBy, segments,
   sentence, together, turned,
 } from "./words.js";
 
@@ -171,8 +171,8 @@ const ALLOWED = {
   // A Task over its limit would pause itself again: it goes on with a higher limit, or a retry.
   resume: (p) => p.state === "paused" && p.state_reason !== "too_many_failures",
   cancel: (p) => ["splitting", "running", "paused"].includes(p.state),
-  retry: (p) => (["running", "finished"].includes(p.state) || (p.state_reason === "too_many_failures" && !["splitting", "open"].includes(p.split.state))) && p.counts.failed + p.counts.error > 0,
-  "retry-cancelled": (p) => p.state === "cancelled" && p.done && p.counts.cancelled > 0,
+  retry: (p) => (["running", "finished"].includes(p.state) || (p.state_reason === "too_many_failures" && !["splitting", "open"].includes(p.split.state))) && retriable(p, "failed", "error") > 0,
+  "retry-cancelled": (p) => p.state === "cancelled" && p.done && p.counts.cancelled > 0 && retriable(p, "failed", "error", "cancelled") > 0,
   callbacks: (p) => p.done && p.state_reason === "callback_failed",
   seal: (p) => p.split.state === "open" && p.state !== "cancelled",
 };
@@ -324,10 +324,13 @@ function drawNext(p) {
 
 // -- Reports -----------------------------------------------------------------------------------------------------------
 
+/** The file has all rows that did not succeed, also those that were sent again: then it is not what is to be corrected. */
+const unsuccessful = (p) => (of === SHARDS ? t("Shards that did not succeed") : p.resubmitted > 0 ? t("Rows that did not succeed") : t("Rows to correct"));
+
 const REPORTS = [
-  ["failed", of === SHARDS ? t("Shards that did not succeed") : t("Rows to correct"), (p) => p.counts.failed + p.counts.error + p.split.rejected],
-  ["succeeded", of === SHARDS ? t("Shards that succeeded") : t("Rows that succeeded"), (p) => p.counts.finish],
-  ["unprocessed", of === SHARDS ? t("Shards not processed") : t("Rows not processed"), (p) => (p.done ? p.counts.cancelled : 0)],
+  ["failed", unsuccessful, (p) => p.counts.failed + p.counts.error + p.split.rejected],
+  ["succeeded", () => (of === SHARDS ? t("Shards that succeeded") : t("Rows that succeeded")), (p) => p.counts.finish],
+  ["unprocessed", () => (of === SHARDS ? t("Shards not processed") : t("Rows not processed")), (p) => (p.done ? p.counts.cancelled : 0)],
 ];
 
 /** Has a link to a file say why if there is none just now. `href`: the file, when it is asked for. */
@@ -352,12 +355,15 @@ function download(href, text, attributes = {}) {
 function drawReports(p) {
   const box = $("#reports");
   let some = false;
-  for (const [kind, word, number] of REPORTS) {
+  for (const [kind, words, number] of REPORTS) {
     let item = $(`[data-rows="${kind}"]`, box);
-    if (!item) {
+    const word = words(p);
+    if (item?.dataset.word !== word) {
+      const before = item;
       const link = (suffix) => download(`${self}/report.${suffix}?rows=${kind}`, suffix, { "aria-label": t("{rows}, as {format}", { rows: word, format: suffix }) });
-      item = el("li", { "data-rows": kind }, el("span", { class: "grow" }, `${word} `, el("span", { class: "quiet number" })), link("xlsx"), link("csv"));
-      box.append(item);
+      item = el("li", { "data-rows": kind, "data-word": word }, el("span", { class: "grow" }, `${word} `, el("span", { class: "quiet number" })), link("xlsx"), link("csv"));
+      if (before) before.replaceWith(item);
+      else box.append(item);
     }
     const n = number(p);
     setText($(".number", item), count(n));
@@ -386,16 +392,15 @@ const link = (task) => el("a", { href: new URL(task, location.href).pathname }, 
 
 function drawCorrections(p) {
   // Of a list that was not accepted as a whole there is no row whose place a corrected one could take.
-  if (correct) show(correct, p.state_reason !== "rows_rejected" && REPORTS[0][2](p) + REPORTS[2][2](p) > 0);
+  if (correct) show(correct, p.state_reason !== "rows_rejected" && left(p) > 0 && REPORTS[0][2](p) + REPORTS[2][2](p) > 0);
   const box = $("#corrections");
-  const now = JSON.stringify([p.parent, p.resubmit_of, p.resubmitted_by, p.mended]);
+  const now = JSON.stringify([p.parent, p.resubmit_of, p.resubmitted_by]);
   if (box.dataset.now === now) return;
   box.dataset.now = now;
   box.replaceChildren(
     ...(p.parent === null ? [] : [...parts("A job of {task} submitted this list.", { task: link(p.parent) }), " "]),
     ...(p.resubmit_of === null ? [] : [...parts("These rows correct those of {task}.", { task: link(p.resubmit_of) }), " "]),
-    ...(p.resubmitted_by.length ? [...parts("Corrected with {tasks}.", { tasks: p.resubmitted_by.flatMap((task, i) => [i ? t(", ") : "", link(task)]) }), " "] : []),
-    ...(p.resubmitted_by.length || p.mended ? [tn("{rows} was mended since.", "{rows} were mended since.", p.mended, { rows: rows(p.mended) })] : []),
+    ...(p.resubmitted_by.length ? parts("Corrected with {tasks}.", { tasks: p.resubmitted_by.flatMap((task, i) => [i ? t(", ") : "", link(task)]) }) : []),
   );
   show(box, box.childNodes.length > 0);
 }
