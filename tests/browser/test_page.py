@@ -102,13 +102,13 @@ def test_a_person_signs_in_with_a_token_and_out(browser: Any, tmp_path: Path) ->
     secret, file = "a-secret-of-her-own", sheet(tmp_path / "products.xlsx", ("OK-1", 1, "red"))
     with Shop(tmp_path, tokens=f"ann={secret}").web() as (_, said):
         page = browser.new_context().new_page()
-        page.goto(f"{said['url'].rstrip('/')}/jobs?worker=gated")
+        page.goto(f"{said['url'].rstrip('/')}/jobs?worker=gated#jobs")
         page.get_by_label("Token").fill("not-her-own-secret")
         page.keyboard.press("Enter")
         expect(page.get_by_role("alert")).to_have_text("This token is not known.")
         page.get_by_label("Token").fill(secret)
         page.get_by_role("button", name="Sign in").click()
-        expect(page).to_have_url(re.compile(r"/jobs\?worker=gated$"))
+        expect(page).to_have_url(re.compile(r"/jobs\?worker=gated#jobs$"))
         hand_in(page, said["url"], file, "gated")
         page.get_by_role("button", name="Pause").click()
         expect(page.locator("#state")).to_have_text("paused")
@@ -269,9 +269,10 @@ def test_a_task_is_paused_resumed_steered_cancelled_and_run_again(
     shop, url = open_shop
     hand_in(page, url, file, "gated", **{"At once": "1"})
     shop.open_gate(1)
-    page.get_by_role("button", name="Pause").click()
+    page.get_by_role("button", name="Pause").press("Enter")
     expect(page.locator("#state")).to_have_text("paused")
     expect(page.get_by_role("button", name="Pause")).to_be_hidden()
+    expect(page.get_by_role("button", name="Resume")).to_be_focused()
     task = page.url.rpartition("/")[2]
     part(page, "Settings")
     page.get_by_label("Jobs at once").fill("7")
@@ -283,17 +284,20 @@ def test_a_task_is_paused_resumed_steered_cancelled_and_run_again(
     control = get(f"{url.rstrip('/')}/api/tasks/{task}")["control"]
     assert (control["parallel"], control["priority"]) == (7, 120)
     assert (control["interval"], control["tolerated_failures"]) == (0.05, "5%")
-    page.get_by_role("button", name="Resume").click()
+    page.get_by_role("button", name="Resume").press("Enter")
     expect(page.locator("#state")).to_have_text("running")
-    page.get_by_role("button", name="Cancel…").click()
-    page.get_by_role("button", name="Keep it running").click()
+    expect(page.get_by_role("button", name="Pause")).to_be_focused()
+    page.get_by_role("button", name="Cancel…").press("Enter")
+    page.get_by_role("button", name="Keep it running").press("Enter")
     expect(page.locator("#state")).to_have_text("running")
-    page.get_by_role("button", name="Cancel…").click()
-    page.get_by_role("button", name="Cancel the Task").click()
+    page.get_by_role("button", name="Cancel…").press("Enter")
+    page.get_by_role("button", name="Cancel the Task").press("Enter")
     expect(page.locator("#state")).to_have_text("cancelled")
+    expect(page.locator("[data-verb]:focus, h1:focus")).to_have_count(1)
     shop.open_gate(10)  # what had begun goes on to its end
     page.get_by_role("button", name="Run the cancelled rows").click()
     expect(page.locator("#state")).to_have_text("finished")
+    expect(page.locator("#pace")).to_have_text("")  # the time since the first start is not what the second run took
     expect(page.locator("[data-kind=finish] strong")).to_have_text("10")
 
 

@@ -61,7 +61,7 @@ function drawHead(p) {
   drawBar($("#bar"), segments(p), { percent: reached(p), text: `${percent(p)}, ${sentence(p, of)}` });
   setText($("#percent"), p.counts.total || !p.done ? percent(p) : "");
   setText($("#of"), p.counts.total || !p.done ? t("{done} of {rows}", { done: count(p.progress.done), rows: rows(p.counts.total, of) }) : "");
-  setText($("#pace"), pace(p));
+  setText($("#pace"), pace(p, of));
   // A reader of screens hears every tenth and every change of state, not every row.
   const now = `${p.state} ${Math.floor((p.progress.percent ?? 0) / 10)}`;
   if (now !== said) drawMixed($("#live"), together(percent(p), sentence(p, of)));
@@ -210,14 +210,20 @@ const edited = new Set();
 /** What the server last said of each knob, as its field shows it. */
 let known = {};
 
-const shownKnobs = ({ parallel, interval, priority, tolerated_failures: tolerated }) => ({
-  parallel: String(parallel ?? ""), interval: String(interval), tolerated_failures: String(tolerated ?? ""), priority: String(priority),
+const MINUTE_MS = 60_000;
+
+/** A time as a field of the reader's zone takes it, in minutes; empty if there is none. */
+const local = (text) => (text ? new Date(Date.parse(text) - new Date(text).getTimezoneOffset() * MINUTE_MS).toISOString().slice(0, 16) : "");
+
+const shownKnobs = ({ parallel, interval, priority, tolerated_failures: tolerated, start_at: start }) => ({
+  parallel: String(parallel ?? ""), interval: String(interval), tolerated_failures: String(tolerated ?? ""), priority: String(priority), start_at: local(start),
 });
 
-/** The value of a field, as it is sent. An empty one is no limit; the others cannot be empty. */
+/** The value of a field, as it is sent. An empty one is no limit, and no time to wait for; the others cannot be empty. */
 function knob(field) {
   const text = field.value.trim();
   if (text === "") return null;
+  if (field.type === "datetime-local") return new Date(text).toISOString();
   return field.type === "number" ? Number(text) : text;
 }
 
@@ -285,6 +291,9 @@ function drawSlider(name) {
 
 function drawKnobs(p) {
   const now = shownKnobs(p.control);
+  const waits = p.started_at === null && !p.done;
+  show(knobs.start_at.closest(".field"), waits);
+  if (!waits) edited.delete("start_at");
   for (const [name, value] of Object.entries(now)) {
     const field = knobs[name];
     const same = field.value === value || field.value === known[name];
@@ -302,7 +311,7 @@ function drawKnobs(p) {
 const facts = (p) => [
   [t("Worker"), p.worker], [t("In flight, about"), count(p.control.in_flight)], [t("Submitted"), moment(p.created_at)], [t("Began"), moment(p.started_at)],
   [t("Ended"), moment(p.finished_at)], [t("Waiting for another try"), count(p.retrying)],
-  ...(knobs ? [] : settings(p)),
+  ...(knobs ? [] : [...settings(p), [KNOBS.start_at, p.started_at === null && p.control.start_at && moment(p.control.start_at)]]),
   ...p.callbacks.map((each) => [CALLBACKS[each.name], `${each.worker}${t(": ")}${CALLED[each.status] ?? t("not called")}`]),
 ];
 

@@ -217,11 +217,14 @@ function rejected(p) {
   return n === 1 ? t("Not accepted: its only row is not in order.") : t("Not accepted: none of its {rows} is in order.", { rows: rows(n) });
 }
 
-/** Rate and time left, or "" where nothing is known. */
-export function pace(p) {
-  if (p.done) return p.started_at && p.finished_at ? t("took {time}", { time: duration((new Date(p.finished_at) - new Date(p.started_at)) / 1000) }) : "";
+/** Rate and time left, or "" where nothing is known. Of a Task that ran again nobody knows when its last run began. */
+export function pace(p, of = ROWS) {
+  if (p.done) return p.generation === 1 && p.started_at && p.finished_at ? t("took {time}", { time: duration((new Date(p.finished_at) - new Date(p.started_at)) / 1000) }) : "";
   const parts = [];
-  if (p.progress.rate_per_s) parts.push(t("{rate} rows/s", { rate: rates.format(p.progress.rate_per_s) }));
+  if (p.progress.rate_per_s) {
+    const rate = rates.format(p.progress.rate_per_s);
+    parts.push(of === SHARDS ? t("{rate} shards/s", { rate }) : t("{rate} rows/s", { rate }));
+  }
   const left = p.progress.eta_s;
   if (left && !["paused", "finalizing"].includes(p.state)) parts.push(left < 1 ? t("less than a second left") : t("about {time} left", { time: duration(left) }));
   return parts.join(t(", "));
