@@ -163,6 +163,7 @@ class Progress(TypedDict):
     result: Annotated[ExportResult | None, "Of an export, once it is merged."]
     resubmit_of: Annotated[int | None, "The Task whose failed rows this list corrects."]
     resubmitted_by: Annotated[list[int], "The Tasks that correct failed rows of this one."]
+    resubmitted: Annotated[int, "Its rows that those Tasks took; neither a retry nor another list runs them."]
     parent: Annotated[int | None, "The Task whose job submitted this one; it is done after this one."]
     children: Annotated[Children | None, "The Tasks below this one; null without any."]
     mended: Annotated[int, "Failed rows of this Task that have succeeded since in a Task that corrects them."]
@@ -221,13 +222,14 @@ def _queued(dialect: str) -> Any:
 
 def _corrections(dialect: str) -> Any:
     """A subquery for the Tasks that correct this one, directly or indirectly: a JSON text of [id, the Task that it
-    corrects, state, finished items, its version, the version of its counts]."""
+    corrects, state, items, finished items, its version, the version of its counts]."""
     other, n = tasks.alias("other"), task_tallies.alias("n")
     sums = [
         sa.select(sa.func.sum(column)).where(n.c.task_id == other.c.id).correlate(other).scalar_subquery()
         for column in (n.c.finish, n.c.version)
     ]
-    listed = batches.json_list(dialect, (other.c.id, other.c.resubmit_of, other.c.state, sums[0], other.c.version, sums[1]))
+    named = (other.c.id, other.c.resubmit_of, other.c.state, other.c.created)
+    listed = batches.json_list(dialect, (*named, sums[0], other.c.version, sums[1]))
     joined = task_ancestors.join(other, other.c.id == task_ancestors.c.task_id)
     own = task_ancestors.c.ancestor_id == _t.id
     return listed.select_from(joined).where(own).correlate(tasks).scalar_subquery()
@@ -510,8 +512,9 @@ def _progress_object(row: dict[str, Any], now: int) -> dict[str, Any]:
     over = row["finished_at"] is not None
     tolerated = row["tolerated_failures"]
     moved = max(row["updated_at"], row["moved_at"] or 0)
-    corrections = row["corrections"] or []
-    corrections = orjson.loads(corrections) if isinstance(corrections, str) else corrections
+    corrections = _json(row["corrections"] or [])
+    # One list at a time takes a row, and none after it finished, so the sum counts each row once.
+    mended = row["mended"] + sum(int(finish or 0) for *_, finish, _, _ in corrections)
     found: Progress = {
         "task_id": row["id"],
         "title": row["title"],
@@ -555,10 +558,11 @@ def _progress_object(row: dict[str, Any], now: int) -> dict[str, Any]:
         "result": _result(row),
         "resubmit_of": row["resubmit_of"],
         "resubmitted_by": sorted(i for i, of, state, *_ in corrections if of == row["id"] and state != State.REJECTED),
-        # One list at a time takes a row, and none after it finished, so the sum counts each row once.
+        # Of a Task that is purged, only the rows that it mended are known.
+        "resubmitted": max(mended, sum(int(items) for _, of, _, items, *_ in corrections if of == row["id"])),
         "parent": row["parent"],
         "children": None,
-        "mended": row["mended"] + sum(int(finish or 0) for _, _, _, finish, *_ in corrections),
+        "mended": mended,
         "generation": row["generation"],
         "version": int(row["version"] + (row["n_version"] or 0) + sum(own + int(n or 0) for *_, own, n in corrections)),
         "poll_after_ms": _poll_after(row["state"], over),
@@ -570,13 +574,16 @@ def _progress_object(row: dict[str, Any], now: int) -> dict[str, Any]:
     return dict(found)
 
 
+def _json(value: Any) -> Any:
+    """A value of JSON, which only some drivers have read."""
+    return orjson.loads(value) if isinstance(value, str) else value
+
+
 def _callbacks(row: dict[str, Any]) -> list[CallbackState]:
     """The Task's callbacks; ``job_id`` and ``status`` are those of the job queued in the current generation, if any."""
     if row["callbacks"] is None:
         return []
-    queued = row["queued_callbacks"] or []
-    queued = orjson.loads(queued) if isinstance(queued, str) else queued
-    jobs = {name: (job_id, status) for name, job_id, status, _ in queued}
+    jobs = {name: (job_id, status) for name, job_id, status, _ in _json(row["queued_callbacks"] or [])}
     found: list[CallbackState] = []
     for each in loads(row["callbacks"]):
         job_id, status = jobs.get(each["name"], (None, None))
@@ -586,10 +593,9 @@ def _callbacks(row: dict[str, Any]) -> list[CallbackState]:
 
 def _result(row: dict[str, Any]) -> ExportResult | None:
     """The result of an export's merge in the current generation; None before the merge, and for other Tasks."""
-    queued = row["queued_callbacks"] or []
-    for name, _, status, result in orjson.loads(queued) if isinstance(queued, str) else queued:
+    for name, _, status, result in _json(row["queued_callbacks"] or []):
         if name == MERGE and status == Status.FINISH:
-            found = orjson.loads(result) if isinstance(result, str) else result
+            found = _json(result)
             return (
                 None if found is None else cast("ExportResult", {key: found[key] for key in ExportResult.__annotations__})
             )

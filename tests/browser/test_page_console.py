@@ -103,11 +103,22 @@ def test_an_operator_finds_the_stuck_queue_the_failing_template_and_the_process_
             failing[1].wait(60)
             page.reload()
             expect(template.locator("td").nth(1)).to_have_text("24100 %")  # they fail as before
+            # The rows of one Task were corrected and sent again: all of them are left out, and the message counts each.
+            report = page.request.get(f"{said['url'].rstrip('/')}/api/tasks/{failing[0].id}/report.csv").text()
+            file = {"name": "corrected.csv", "mimeType": "text/csv", "buffer": report.replace("BUG-", "OK-").encode()}
+            fields: Any = {"worker": "enroll", "resubmit_of": str(failing[0].id), "file": file}
+            assert page.request.post(f"{said['url'].rstrip('/')}/api/tasks", multipart=fields).ok
+            template.get_by_role("button", name=re.compile("^Run all")).click()
+            expect(page.locator("#said")).to_contain_text("12 jobs started again. Not done: 12 jobs")
+            failing[1].wait(60)
+            page.reload()
+            expect(template.locator("td").nth(1)).to_have_text("24100 %")
             asked(
                 page, template.get_by_role("button", name=re.compile("^Dismiss all…")).click, "24 jobs", "Dismiss 24 jobs"
             )
             expect(page.locator("#said")).to_have_text("24 jobs dismissed.")
             expect(page.get_by_text("No job is dead.")).to_be_visible()
+            expect(page.locator("header").get_by_role("link", name="Failures", exact=True)).to_be_visible()
             expect(page.locator("#failures-heading")).to_be_focused()
 
             # The process whose thread is busy leads to its job, and is stopped.
@@ -176,7 +187,8 @@ def test_the_operators_pages_fit_a_phone_and_the_jobs_of_a_list_are_run_now(page
         assert "secret" not in page.content().replace("webhook_secret", "")
         page.goto(f"{url}/failures?list=scheduled")
         expect(page.get_by_role("link", name=job_id)).to_be_visible()
-        page.get_by_role("button", name=f"Run now: {job_id}").click()
+        page.get_by_role("button", name=f"Run now: {job_id}").press("Enter")
         expect(page.locator("#said")).to_have_text(f"The job {job_id} is started again.")
         expect(page.get_by_text("No job is scheduled.")).to_be_visible()
+        expect(page.get_by_role("heading", name="Scheduled jobs")).to_be_focused()
         assert app.operations.listed("scheduled")["total"] == 0

@@ -11,7 +11,7 @@ from typing import Any
 import openpyxl
 import pytest
 from playwright.sync_api import Page, Route, expect
-from support.browser import choose, sheet
+from support.browser import choose, part, sheet
 from support.serving import Shop, get
 
 pytestmark = pytest.mark.needs_browser
@@ -148,8 +148,25 @@ def test_a_list_that_nobody_could_take_offers_no_start(page: Page, web_alone: st
     # The corrected sheet keeps the worker, and is checked at once.
     page.set_input_files("#file", sheet(tmp_path / "good.xlsx", ("A", 5, "x")))
     expect(page.locator("#result")).to_have_text("Its only row will be accepted.")
+    page.locator("#options summary").click()
+    page.get_by_label("Not before").fill("2099-03-04T05:06")
     page.locator("#start").click()
     expect(page).to_have_url(re.compile(r"/tasks/\d+$"))
+    # The time is among its settings, and another can be set, or none.
+    part(page, "Settings")
+    starts, task = (
+        page.get_by_label("Starts at"),
+        f"{web_alone.rstrip('/')}/api/tasks/{page.url.rpartition('/')[2].partition('#')[0]}",
+    )
+    expect(starts).to_have_value("2099-03-04T05:06")
+    starts.fill("2098-01-02T03:04")
+    page.get_by_role("button", name="Apply").click()
+    expect(page.locator("#knobs-said")).to_contain_text("Applied")
+    assert get(task)["control"]["start_at"][:4] == "2098"
+    starts.fill("")
+    page.get_by_role("button", name="Apply").click()
+    expect(page.locator("#knobs-said")).to_contain_text("Applied")
+    assert get(task)["control"]["start_at"] is None
 
 
 def test_what_is_done_with_the_rows_is_not_guessed_where_two_workers_fit(
@@ -178,8 +195,9 @@ def test_a_list_that_is_sent_can_be_cancelled_and_a_page_that_sends_is_not_left_
     cancel = page.get_by_role("button", name="Cancel")
     expect(cancel).to_be_visible()
     assert page.evaluate(leaves) is True
-    cancel.click()
+    cancel.press("Enter")
     expect(cancel).to_be_hidden()
+    expect(page.locator("#file")).to_be_focused()
     assert page.evaluate(leaves) is False
     expect(page.locator("#problem")).to_be_hidden()
     page.unroute(url)

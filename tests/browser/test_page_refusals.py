@@ -713,6 +713,7 @@ def test_a_list_that_no_corrected_one_can_follow_offers_no_field_for_it(page: Pa
         page.goto(url + export["links"]["ui"])
         expect(page.locator("#state")).to_have_text("nothing succeeded")
         expect(page.locator("#rows tbody tr")).to_have_count(1)
+        expect(page.locator("#rows th")).to_have_text(["", "Shard", "Status", "Reason", "Item", "Attempts"])
         expect(page.locator("#words")).to_have_text("Finished: 1 shard of 1 did not succeed.")
         expect(page.locator("#correct")).to_have_count(0)
         page.goto(submit(url, "NO-1", worker="enroll"))

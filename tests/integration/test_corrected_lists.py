@@ -137,7 +137,7 @@ def test_a_corrected_report_takes_its_rows_and_mends_them(world: World) -> None:
     counts = done(world, app, child)
     assert (counts["resubmit_of"], counts["counts"]["finish"], counts["counts"]["failed"]) == (parent.id, 3, 1)
     after = parent.progress()
-    assert (after["mended"], after["counts"]) == (3, seen["counts"])
+    assert (after["resubmitted"], after["mended"], after["counts"]) == (4, 3, seen["counts"])
     assert after["version"] > waiting["version"]
     (row,) = child.report().rows
     assert (row.number, row.values["n"]) == (4, "3"), "the number is that of the first list"
@@ -149,8 +149,8 @@ def test_a_corrected_report_takes_its_rows_and_mends_them(world: World) -> None:
     grandchild = sheet(app, again, resubmit_of=child.id)
     done(world, app, grandchild)
     found = [task.progress() for task in (parent, child, grandchild)]
-    assert [(each["resubmitted_by"], each["mended"]) for each in found] == [
-        ([child.id], 4), ([grandchild.id], 1), ([], 0)
+    assert [(each["resubmitted_by"], each["resubmitted"], each["mended"]) for each in found] == [
+        ([child.id], 4, 4), ([grandchild.id], 1, 1), ([], 0, 0)
     ]  # fmt: skip
     listed = {each["task_id"]: each["mended"] for each in app.tasks()}
     assert [listed[each["task_id"]] for each in found] == [4, 1, 0], "many at once are read by another statement"
@@ -332,7 +332,7 @@ def test_purged_tasks_leave_their_rows_taken_and_what_they_mended_counted(
     world.sql("UPDATE tasks SET owner = 'gone' WHERE id = ?", child.id)
     assert app.purge(0, owner="gone").tasks == 1
     after = parent.progress()
-    assert (after["mended"], after["resubmitted_by"]) == (3, [])
+    assert (after["mended"], after["resubmitted"], after["resubmitted_by"]) == (3, 3, [])
     assert after["version"] > before["version"]
     with pytest.raises(InputError) as refused:
         sheet(app, rest, resubmit_of=parent.id)

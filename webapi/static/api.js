@@ -109,7 +109,7 @@ export async function attempt(box, button, work, onChoice = null) {
     return false;
   } finally {
     button.disabled = false;
-    // A disabled button loses the keyboard.
+    // A disabled button loses the keyboard. One that is hidden by now has given it to another: focus.js.
     if (focused && document.activeElement === document.body) button.focus();
   }
 }

@@ -15,7 +15,16 @@ const FIRST = 10;
 const [ownTotal, ...otherTotals] = $$("[data-total]").sort((a, b) => (b.dataset.total === api) - (a.dataset.total === api));
 
 for (const badge of otherTotals) {
-  new Poller(`${badge.dataset.total}?limit=1`, { every: 30000, has: "total", onData: ({ total }) => setText(badge, count(total)) }).start();
+  const onData = ({ total }) => {
+    setText(badge, count(total));
+    if (badge.dataset.list === "dead") drawNavigation(total);
+  };
+  new Poller(`${badge.dataset.total}?limit=1`, { every: 30000, has: "total", onData }).start();
+}
+
+/** The entry of the navigation has the number of dead jobs, as `Entry.text` of pages.py says it. */
+function drawNavigation(total) {
+  setText($('header [aria-current="page"]'), total ? t("Failures ({n})", { n: count(total) }) : t("Failures"));
 }
 
 // -- By template -------------------------------------------------------------------------------------------------------
@@ -74,16 +83,18 @@ function drawActions([first, all, dismiss], template) {
   if (dismiss) name(dismiss, template.count === 1 ? t("Dismiss…") : t("Dismiss all…"), about);
 }
 
-const skipping = (skipped) => (skipped.length === 0 ? [] :
-  [" ", ...parts("Not done: {jobs}, because: {reason}.", { jobs: jobsOf(skipped.length), reason: whySkipped(skipped[0]) })]);
+/** An entry of `skipped` may stand for all jobs of a Task: what was not done is the rest of the `asked`. */
+const skipping = (skipped, asked, done) => (skipped.length === 0 ? [] :
+  [" ", ...parts("Not done: {jobs}, because: {reason}.", { jobs: jobsOf(Math.max(skipped.length, asked - done)), reason: whySkipped(skipped[0]) })]);
 
 function acting(row, word, verb, first, asked) {
   return doing(word, "", async () => {
-    const url = `${api}/templates/${known.get(row).id}/${verb}${first === null ? "" : `?first=${first}`}`;
+    const { id, count: all } = known.get(row);
+    const url = `${api}/templates/${id}/${verb}${first === null ? "" : `?first=${first}`}`;
     const { done, skipped } = await call(url, { method: "POST", has: "done" });
-    after(row);
+    after();
     const said = verb === "restart" ? t("{jobs} started again.", { jobs: jobsOf(done) }) : t("{jobs} dismissed.", { jobs: jobsOf(done) });
-    return [said, ...skipping(skipped)];
+    return [said, ...skipping(skipped, Math.min(first ?? all, all), done)];
   }, asked && (() => asked(jobsOf(known.get(row).count))));
 }
 
@@ -93,12 +104,10 @@ const dismissing = (row) =>
     t("Dismiss the jobs of this error?"), t("{jobs} will leave the list. The outcome stays recorded.", { jobs: number }), t("Dismiss {jobs}", { jobs: number }),
   ]);
 
-/** Shows what is left; the keyboard stays near a row that goes. */
-async function after(row) {
-  const next = row.nextElementSibling ?? row.previousElementSibling;
+/** Shows what is left. */
+async function after() {
   jobs.now();
   if (drawTemplates) await refresh();
-  if (!row.isConnected) (next?.isConnected ? $("button", next) : $("#failures-heading"))?.focus();
 }
 
 const drawTemplates = $("#templates") && rowsOf($("#templates tbody"), { key: ({ template }) => template.id, make, fill });
@@ -123,13 +132,13 @@ function jobRow(job) {
     el("td", {}, job.tracked ? jobLink(job.job_id) : el("bdi", { class: "id" }, job.job_id)), el("td", {}, user(job.worker ?? "")),
     el("td", {}, job.task_id === null ? "" : taskLink(job.task_id)), list === "scheduled" ? el("td", {}, user(args)) : mixed("td", heard(job.error ?? job.error_class ?? "")),
     el("td", { class: "number" }, count(job.retries)), el("td", {}, moment(job.at)));
-  if (mayOperate) row.append(el("td", { class: "actions" }, doing(t("Run now"), job.job_id, () => restart(job, row))));
+  if (mayOperate) row.append(el("td", { class: "actions" }, doing(t("Run now"), job.job_id, () => restart(job))));
   return row;
 }
 
-async function restart(job, row) {
+async function restart(job) {
   const { done, skipped } = await call(`${api}/restart`, { method: "POST", body: { keys: [job.key] }, has: "done" });
-  await after(row);
+  await after();
   return done ? t("The job {job} is started again.", { job: job.job_id }) : parts("The job {job} is not started: {reason}.", { job: user(job.job_id), reason: whySkipped(skipped[0]) });
 }
 
@@ -142,6 +151,7 @@ const jobs = new Pages(api, {
   draw({ entries, total }) {
     setText($("#total"), count(total));
     setText(ownTotal, count(total));
+    if (list === "dead") drawNavigation(total);
     drawJobs(entries);
     show($("#jobs-box"), total > 0);
     show($("#no-jobs"), total === 0);
@@ -152,9 +162,7 @@ const jobs = new Pages(api, {
 if (dismissAll) {
   dismissAll.append(doing(t("Dismiss all…"), t("dead jobs"), async () => {
     const { done } = await call(`${api}/dismiss-all`, { method: "POST", has: "done" });
-    jobs.now();
-    await refresh();
-    $("#failures-heading").focus();
+    await after();
     return t("{jobs} dismissed.", { jobs: jobsOf(done) });
   }, () => {
     const number = $("#total").textContent;

@@ -1,5 +1,6 @@
 // What every page has: times that stay fresh, the theme, tables that become cards on a narrow page, and the keyboard.
 
+import "./focus.js";
 import { $, $$, freshen } from "./dom.js";
 import { t } from "./i18n.js";
 import { zone } from "./words.js";

@@ -61,7 +61,9 @@ async function send(box, button, work, onChoice = null) {
   } finally {
     if (stop === own) {
       stop = null;
+      const held = document.activeElement === $("#stop");
       show($("#sending"), false);
+      if (held) button.focus();
     }
   }
 }

@@ -27,7 +27,9 @@ const isObject = (value) => value !== null && typeof value === "object" && !Arra
 
 /** The columns of items, each as [name in the item, header]: first those that are known, then others that an item has. */
 export function columnsOf(known, items) {
-  const found = new Map(known.map(({ name, header }) => [name, header]));
+  // Items without names are a column of their own; those of an export have none.
+  const named = items.length === 0 || items.some(isObject);
+  const found = new Map(named ? known.map(({ name, header }) => [name, header]) : []);
   for (const item of items) for (const name of isObject(item) ? Object.keys(item) : []) if (!found.has(name)) found.set(name, name);
   if (items.some((item) => item !== null && !isObject(item))) found.set("", t("Item"));
   return [...found].slice(0, WIDE);

@@ -6,7 +6,7 @@ import { sparkline } from "./chart.js";
 import { language, parts, t, tn } from "./i18n.js";
 import { Pages, Rows, columnsOf, kind, line, place, reasons } from "./rows.js";
 import {
-  CALLBACKS, CALLED, COUNTS, KNOBS, ROWS, SHARDS, WAITS, badge, changes, count, duration, left, listed, logged, nextStep, pace, percent, rate, reached, rows, saidBy, segments,
+  CALLBACKS, CALLED, COUNTS, KNOBS, ROWS, SHARDS, WAITS, badge, changes, count, duration, left, listed, logged, nextStep, pace, percent, rate, reached, retriable, rows, saidBy, segments,
   sentence, together, turned,
 } from "./words.js";
 
@@ -61,7 +61,7 @@ function drawHead(p) {
   drawBar($("#bar"), segments(p), { percent: reached(p), text: `${percent(p)}, ${sentence(p, of)}` });
   setText($("#percent"), p.counts.total || !p.done ? percent(p) : "");
   setText($("#of"), p.counts.total || !p.done ? t("{done} of {rows}", { done: count(p.progress.done), rows: rows(p.counts.total, of) }) : "");
-  setText($("#pace"), pace(p));
+  setText($("#pace"), pace(p, of));
   // A reader of screens hears every tenth and every change of state, not every row.
   const now = `${p.state} ${Math.floor((p.progress.percent ?? 0) / 10)}`;
   if (now !== said) drawMixed($("#live"), together(percent(p), sentence(p, of)));
@@ -171,8 +171,8 @@ const ALLOWED = {
   // A Task over its limit would pause itself again: it goes on with a higher limit, or a retry.
   resume: (p) => p.state === "paused" && p.state_reason !== "too_many_failures",
   cancel: (p) => ["splitting", "running", "paused"].includes(p.state),
-  retry: (p) => (["running", "finished"].includes(p.state) || (p.state_reason === "too_many_failures" && !["splitting", "open"].includes(p.split.state))) && p.counts.failed + p.counts.error > 0,
-  "retry-cancelled": (p) => p.state === "cancelled" && p.done && p.counts.cancelled > 0,
+  retry: (p) => (["running", "finished"].includes(p.state) || (p.state_reason === "too_many_failures" && !["splitting", "open"].includes(p.split.state))) && retriable(p, "failed", "error") > 0,
+  "retry-cancelled": (p) => p.state === "cancelled" && p.done && p.counts.cancelled > 0 && retriable(p, "failed", "error", "cancelled") > 0,
   callbacks: (p) => p.done && p.state_reason === "callback_failed",
   seal: (p) => p.split.state === "open" && p.state !== "cancelled",
 };
@@ -210,14 +210,20 @@ const edited = new Set();
 /** What the server last said of each knob, as its field shows it. */
 let known = {};
 
-const shownKnobs = ({ parallel, interval, priority, tolerated_failures: tolerated }) => ({
-  parallel: String(parallel ?? ""), interval: String(interval), tolerated_failures: String(tolerated ?? ""), priority: String(priority),
+const MINUTE_MS = 60_000;
+
+/** A time as a field of the reader's zone takes it, in minutes; empty if there is none. */
+const local = (text) => (text ? new Date(Date.parse(text) - new Date(text).getTimezoneOffset() * MINUTE_MS).toISOString().slice(0, 16) : "");
+
+const shownKnobs = ({ parallel, interval, priority, tolerated_failures: tolerated, start_at: start }) => ({
+  parallel: String(parallel ?? ""), interval: String(interval), tolerated_failures: String(tolerated ?? ""), priority: String(priority), start_at: local(start),
 });
 
-/** The value of a field, as it is sent. An empty one is no limit; the others cannot be empty. */
+/** The value of a field, as it is sent. An empty one is no limit, and no time to wait for; the others cannot be empty. */
 function knob(field) {
   const text = field.value.trim();
   if (text === "") return null;
+  if (field.type === "datetime-local") return new Date(text).toISOString();
   return field.type === "number" ? Number(text) : text;
 }
 
@@ -285,6 +291,9 @@ function drawSlider(name) {
 
 function drawKnobs(p) {
   const now = shownKnobs(p.control);
+  const waits = p.started_at === null && !p.done;
+  show(knobs.start_at.closest(".field"), waits);
+  if (!waits) edited.delete("start_at");
   for (const [name, value] of Object.entries(now)) {
     const field = knobs[name];
     const same = field.value === value || field.value === known[name];
@@ -302,7 +311,7 @@ function drawKnobs(p) {
 const facts = (p) => [
   [t("Worker"), p.worker], [t("In flight, about"), count(p.control.in_flight)], [t("Submitted"), moment(p.created_at)], [t("Began"), moment(p.started_at)],
   [t("Ended"), moment(p.finished_at)], [t("Waiting for another try"), count(p.retrying)],
-  ...(knobs ? [] : settings(p)),
+  ...(knobs ? [] : [...settings(p), [KNOBS.start_at, p.started_at === null && p.control.start_at && moment(p.control.start_at)]]),
   ...p.callbacks.map((each) => [CALLBACKS[each.name], `${each.worker}${t(": ")}${CALLED[each.status] ?? t("not called")}`]),
 ];
 
@@ -324,10 +333,13 @@ function drawNext(p) {
 
 // -- Reports -----------------------------------------------------------------------------------------------------------
 
+/** The file has all rows that did not succeed, also those that were sent again: then it is not what is to be corrected. */
+const unsuccessful = (p) => (of === SHARDS ? t("Shards that did not succeed") : p.resubmitted > 0 ? t("Rows that did not succeed") : t("Rows to correct"));
+
 const REPORTS = [
-  ["failed", of === SHARDS ? t("Shards that did not succeed") : t("Rows to correct"), (p) => p.counts.failed + p.counts.error + p.split.rejected],
-  ["succeeded", of === SHARDS ? t("Shards that succeeded") : t("Rows that succeeded"), (p) => p.counts.finish],
-  ["unprocessed", of === SHARDS ? t("Shards not processed") : t("Rows not processed"), (p) => (p.done ? p.counts.cancelled : 0)],
+  ["failed", unsuccessful, (p) => p.counts.failed + p.counts.error + p.split.rejected],
+  ["succeeded", () => (of === SHARDS ? t("Shards that succeeded") : t("Rows that succeeded")), (p) => p.counts.finish],
+  ["unprocessed", () => (of === SHARDS ? t("Shards not processed") : t("Rows not processed")), (p) => (p.done ? p.counts.cancelled : 0)],
 ];
 
 /** Has a link to a file say why if there is none just now. `href`: the file, when it is asked for. */
@@ -352,12 +364,15 @@ function download(href, text, attributes = {}) {
 function drawReports(p) {
   const box = $("#reports");
   let some = false;
-  for (const [kind, word, number] of REPORTS) {
+  for (const [kind, words, number] of REPORTS) {
     let item = $(`[data-rows="${kind}"]`, box);
-    if (!item) {
+    const word = words(p);
+    if (item?.dataset.word !== word) {
+      const before = item;
       const link = (suffix) => download(`${self}/report.${suffix}?rows=${kind}`, suffix, { "aria-label": t("{rows}, as {format}", { rows: word, format: suffix }) });
-      item = el("li", { "data-rows": kind }, el("span", { class: "grow" }, `${word} `, el("span", { class: "quiet number" })), link("xlsx"), link("csv"));
-      box.append(item);
+      item = el("li", { "data-rows": kind, "data-word": word }, el("span", { class: "grow" }, `${word} `, el("span", { class: "quiet number" })), link("xlsx"), link("csv"));
+      if (before) before.replaceWith(item);
+      else box.append(item);
     }
     const n = number(p);
     setText($(".number", item), count(n));
@@ -386,16 +401,15 @@ const link = (task) => el("a", { href: new URL(task, location.href).pathname }, 
 
 function drawCorrections(p) {
   // Of a list that was not accepted as a whole there is no row whose place a corrected one could take.
-  if (correct) show(correct, p.state_reason !== "rows_rejected" && REPORTS[0][2](p) + REPORTS[2][2](p) > 0);
+  if (correct) show(correct, p.state_reason !== "rows_rejected" && left(p) > 0 && REPORTS[0][2](p) + REPORTS[2][2](p) > 0);
   const box = $("#corrections");
-  const now = JSON.stringify([p.parent, p.resubmit_of, p.resubmitted_by, p.mended]);
+  const now = JSON.stringify([p.parent, p.resubmit_of, p.resubmitted_by]);
   if (box.dataset.now === now) return;
   box.dataset.now = now;
   box.replaceChildren(
     ...(p.parent === null ? [] : [...parts("A job of {task} submitted this list.", { task: link(p.parent) }), " "]),
     ...(p.resubmit_of === null ? [] : [...parts("These rows correct those of {task}.", { task: link(p.resubmit_of) }), " "]),
-    ...(p.resubmitted_by.length ? [...parts("Corrected with {tasks}.", { tasks: p.resubmitted_by.flatMap((task, i) => [i ? t(", ") : "", link(task)]) }), " "] : []),
-    ...(p.resubmitted_by.length || p.mended ? [tn("{rows} was mended since.", "{rows} were mended since.", p.mended, { rows: rows(p.mended) })] : []),
+    ...(p.resubmitted_by.length ? parts("Corrected with {tasks}.", { tasks: p.resubmitted_by.flatMap((task, i) => [i ? t(", ") : "", link(task)]) }) : []),
   );
   show(box, box.childNodes.length > 0);
 }

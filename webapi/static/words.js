@@ -118,13 +118,18 @@ const unsuccessful = (c) => c.failed + c.error;
 const startsLater = (p) => Boolean(p.control.start_at) && p.started_at === null && new Date(p.control.start_at) > Date.now();
 
 const notBefore = (p) => (startsLater(p) ? t("Nothing starts before {time}.", { time: when(p.control.start_at) }) : "");
+/** How many rows of a Task did not succeed there, of whatever kind. */
+const unlike = ({ counts: c, split }) => c.failed + c.error + c.cancelled + split.rejected;
+/** Whether all that did not succeed in a Task has succeeded since in those that correct it. */
+const isMended = (p) => p.mended > 0 && p.mended >= unlike(p);
 
 /** The word and the colour of a Task. What ended without a success, or not whole, does not look like one that succeeded. */
 export function badge(p) {
   const bad = unsuccessful(p.counts);
   if (p.state === "running" && startsLater(p)) return [t("scheduled"), "scheduled"];
+  if (p.state === "finished" && isMended(p)) return [t("finished, mended"), "finished"];
   if (p.state !== "finished" || bad + p.split.rejected === 0) return [STATES[p.state] ?? p.state, p.state];
-  if (bad > 0 && p.counts.finish === 0) return [t("nothing succeeded"), "error"];
+  if (bad > 0 && p.counts.finish + p.mended === 0) return [t("nothing succeeded"), "error"];
   return [bad > 0 ? t("finished with failures") : t("finished in part"), "partial"];
 }
 
@@ -194,6 +199,7 @@ function paused(p, of) {
 function finished(p, of) {
   const bad = unsuccessful(p.counts);
   const n = p.split.rejected;
+  if (isMended(p)) return [t("Finished: every row succeeded, here or in a Task that corrects this one."), lost(p)];
   const apart = n > 0 && tn("{n} row was not accepted.", "{n} rows were not accepted.", n);
   if (bad === 0) return [of === SHARDS ? t("Finished: every shard succeeded.") : t("Finished: every row that was accepted succeeded."), apart, lost(p)];
   if (bad === p.counts.total && bad > 1) return [t("Finished: none of {rows} succeeded.", { rows: of(bad) }), apart, lost(p)];
@@ -217,11 +223,14 @@ function rejected(p) {
   return n === 1 ? t("Not accepted: its only row is not in order.") : t("Not accepted: none of its {rows} is in order.", { rows: rows(n) });
 }
 
-/** Rate and time left, or "" where nothing is known. */
-export function pace(p) {
-  if (p.done) return p.started_at && p.finished_at ? t("took {time}", { time: duration((new Date(p.finished_at) - new Date(p.started_at)) / 1000) }) : "";
+/** Rate and time left, or "" where nothing is known. Of a Task that ran again nobody knows when its last run began. */
+export function pace(p, of = ROWS) {
+  if (p.done) return p.generation === 1 && p.started_at && p.finished_at ? t("took {time}", { time: duration((new Date(p.finished_at) - new Date(p.started_at)) / 1000) }) : "";
   const parts = [];
-  if (p.progress.rate_per_s) parts.push(t("{rate} rows/s", { rate: rates.format(p.progress.rate_per_s) }));
+  if (p.progress.rate_per_s) {
+    const rate = rates.format(p.progress.rate_per_s);
+    parts.push(of === SHARDS ? t("{rate} shards/s", { rate }) : t("{rate} rows/s", { rate }));
+  }
   const left = p.progress.eta_s;
   if (left && !["paused", "finalizing"].includes(p.state)) parts.push(left < 1 ? t("less than a second left") : t("about {time} left", { time: duration(left) }));
   return parts.join(t(", "));
@@ -245,28 +254,40 @@ export function problems(p) {
   ].filter(([, number]) => number > 0).map(([kind, , text]) => [kind, text]);
 }
 
-/** The parts of the bar, out of all rows of the file: what has ended, by outcome, what was not accepted, and what runs. */
+/**
+ * The parts of the bar, out of all rows of the file: what has ended, by outcome, what was mended, what was not accepted, and what runs. Nobody
+ * knows which of the rows that did not succeed were mended: each kind has its share of them.
+ */
 export function segments(p) {
   // While the list is read its rows are only partly there.
   const expected = p.split.state === "splitting" ? (p.split.planned ?? 0) : 0;
   const all = Math.max(p.counts.total + p.split.rejected, expected, 1);
-  const numbers = { ...p.counts, rejected: p.split.rejected };
-  return ["finish", "failed", "error", "cancelled", "rejected", "working"].map((kind) => [kind, numbers[kind] / all]);
+  const bad = unlike(p);
+  const mended = Math.min(p.mended, bad);
+  const still = bad > 0 ? 1 - mended / bad : 1;
+  const { finish, failed, error, cancelled, working } = p.counts;
+  const numbers = { finish, mended, failed: still * failed, error: still * error, cancelled: still * cancelled, rejected: still * p.split.rejected, working };
+  return Object.entries(numbers).map(([kind, number]) => [kind, number / all]);
 }
 
-/** How many rows are to be corrected or run still once a Task is done; those that were mended since are not. */
-export const left = ({ counts: c, split, mended }) => Math.max(0, c.failed + c.error + c.cancelled + split.rejected - mended);
+/** How many rows are to be corrected or run in a Task once it is done; those that went to a Task that corrects it are not. */
+export const left = (p) => Math.max(0, unlike(p) - p.resubmitted);
+
+/** How many rows are certain to be there for a retry of these statuses: the server leaves out those that went to another Task. */
+export const retriable = (p, ...statuses) => statuses.reduce((sum, status) => sum + p.counts[status], -p.resubmitted);
 
 /** The heading and the text of what is to be done next; the text may be empty. */
 export function nextStep(p, of = ROWS) {
   const files = t("Files");
-  if (!p.done) return [files, ""];
-  const n = left(p);
   const mended = p.mended ? tn("{rows} was mended since.", "{rows} were mended since.", p.mended, { rows: of(p.mended) }) : "";
+  if (!p.done) return [files, mended];
+  const [n, away] = [left(p), Math.min(p.resubmitted, unlike(p)) - p.mended];
+  if (n === 0 && away > 0) return [tn("{rows} left, in the Task that corrects this one", "{rows} left, in the Tasks that correct this one", p.resubmitted_by.length, { rows: of(away) }), mended];
   if (n === 0 && p.counts.total + p.split.rejected > 0) return [t("Nothing is left to do"), mended || (of === SHARDS ? t("Every shard succeeded.") : t("Every row succeeded."))];
   if (n === 0 || p.state_reason === "rows_rejected" || of === SHARDS) return [files, mended];
   if (p.state === "cancelled" && n === p.counts.cancelled) return [t("{rows} left: run them, or download them", { rows: rows(n) }), mended];
-  return [t("{rows} left: download, correct, upload", { rows: rows(n) }), mended];
+  const sent = away > 0 && tn("{rows} that was sent again is not taken twice.", "{rows} that were sent again are not taken twice.", away, { rows: rows(away) });
+  return [t("{rows} left: download, correct, upload", { rows: rows(n) }), sentences(mended, sent)];
 }
 
 /** The statuses that the table of rows can be limited to: [statuses of the API, word]. */
