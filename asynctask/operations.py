@@ -314,8 +314,8 @@ class Operations:
 
     def queues(self, *, target_s: float = TARGET_S, only: str | None = None) -> list[QueueInfo]:
         """Every queue that is paused, that a live process works, or in which something waits, those of attached engines at
-        the end. ``only``: that one, whatever it is; ``target_s``: the seconds within which the wanted processes would finish
-        what waits.
+        the end. ``only``: that one, whatever it is; ``target_s``: the seconds within which the wanted processes would
+        finish what waits.
 
         Raises :class:`InputError` for a ``target_s`` that is not from 1 to 86,400.
         """
@@ -351,7 +351,7 @@ class Operations:
             return {
                 "name": plain(name),
                 "length": its.length,
-                "latency_s": _age_s(its.oldest_at, now),
+                "latency_s": _waited_s(its.oldest_at, now),
                 "paused": its.paused,
                 "processes": works[name],
                 "unattended": not works[name],
@@ -1443,14 +1443,14 @@ def _parts(foreign: QueueFacts | None, parts: Sequence[queries.Backlog], now: in
             "worker": part.worker or None,
             "priority": part.priority,
             "waiting": part.waiting,
-            "oldest_s": _age_s(part.oldest_at, now),
+            "oldest_s": _waited_s(part.oldest_at, now),
         }
         for part in parts
     ]
     if foreign is not None:
         # As a process may hold some of the Tasks' jobs, this is a lower bound.
         alone = foreign.length - foreign.others - sum(part.of_tasks for part in parts)
-        age_s = None if foreign.others else _age_s(foreign.oldest_at, now)  # the oldest may be one of theirs
+        age_s = None if foreign.others else _waited_s(foreign.oldest_at, now)  # the oldest may be one of theirs
         if alone > 0:
             found.append({"worker": None, "priority": None, "waiting": alone, "oldest_s": age_s})
     return found
@@ -1468,6 +1468,15 @@ def _to_start(queue: str) -> str:
 
 def _age_s(at: int | None, now: int) -> float | None:
     return None if at is None else max(0, now - at) / SECOND
+
+
+def _waited_s(at: int | None, now: int) -> float | None:
+    """An age in steps of a second, from a minute on of 10 s, from an hour on of a minute: an answer with finer ones would
+    never equal the one before, for which its reader asks (``If-None-Match``)."""
+    age_s = _age_s(at, now)
+    if age_s is None:
+        return None
+    return age_s // (step := 1 if age_s < 60 else 10 if age_s < 3_600 else 60) * step
 
 
 # -- jobs and processes, bounded in size, for they may come from any program

@@ -1520,8 +1520,8 @@ def queue_length(connection: Connection, queue: str, now: int) -> int:
 def queue_page(
     connection: Connection, queue: str, now: int, *, offset: int, limit: int, newest: bool = False
 ) -> list[tuple[int, int]]:
-    """A page of the jobs without a Task that wait in a queue, as (id, priority), in the order in which they run; ``newest``:
-    the reverse. Of more than :data:`LISTED` jobs, only the oldest are sorted."""
+    """A page of the jobs without a Task that wait in a queue, as (id, priority), in the order in which they run, or with
+    ``newest`` in the reverse. Of more than :data:`LISTED` jobs, only the oldest are sorted."""
     waiting = sa.select(_e.due_at, _e.id, _HEAD).where(in_queue(queue, now)).order_by(_e.due_at, _e.id).limit(LISTED)
     found = connection.execute(waiting).all()
     ordered = sorted(((lending.options_priority(said), at, i) for at, i, said in found), reverse=newest)
