@@ -165,6 +165,7 @@ def test_the_operators_pages_fit_a_phone_and_the_jobs_of_a_list_are_run_now(page
             page.goto(f"{url}/{path}")
             page.wait_for_load_state("networkidle")
             assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), path
+            expect(page.locator(".top nav [aria-current=page]")).to_be_in_viewport(ratio=1)
             assert page.locator("nav [aria-current=page]").first.inner_text() in page.locator("nav").first.inner_text()
         expect(page.locator("#webhooks-card")).to_contain_text("sent to receiver.example")
         with closing(AsyncTask(environ=shop.environ)) as other:
