@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
@@ -337,10 +337,9 @@ class Operations:
         facts = {**here, **foreign}
         facts |= {name: replace(facts.get(name) or QueueFacts(name), paused=True) for name in paused}
         names = facts.keys() | performing.keys() | {each.queue for each in waiting} if only is None else {_queue_name(only)}
-        parts: dict[str, list[queries.Backlog]] = {name: [] for name in names}
+        parts = defaultdict[str, list[queries.Backlog]](list)
         for part in waiting:
-            if part.queue in parts:
-                parts[part.queue].append(part)
+            parts[part.queue].append(part)
 
         def shown(name: str) -> QueueInfo:
             its = facts.get(name) or QueueFacts(name)

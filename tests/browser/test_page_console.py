@@ -169,7 +169,13 @@ def test_the_operators_pages_fit_a_phone_and_the_jobs_of_a_list_are_run_now(page
             assert page.locator("nav [aria-current=page]").first.inner_text() in page.locator("nav").first.inner_text()
         expect(page.locator("#webhooks-card")).to_contain_text("sent to receiver.example")
         with closing(AsyncTask(environ=shop.environ)) as other:
-            here = {"kind": "worker", "pid": os.getpid(), "lease_s": 600, "concurrency": 3, "queues": ["slow"]}
+            here: dict[str, Any] = {
+                "kind": "worker",
+                "pid": os.getpid(),
+                "lease_s": 600,
+                "concurrency": 3,
+                "queues": ["slow"],
+            }
             processes.register(other.ledger, other.host, **here)
             processes.beat(other.ledger, lease_s=600, busy=0, info='{"pace": 0.5}')
             app.submit("enroll", [{"sku": f"OK-{n}"} for n in range(300)], queue="slow", parallel=1)
