@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
@@ -111,8 +111,10 @@ class QueueInfo(TypedDict):
     jobs_of_others: Annotated[int, "Of these, jobs that the live processes leave to others. Not in `waiting`."]
     other_workers: Annotated[list[str], "Up to ten workers of these, which the processes do not have."]
     waiting: Annotated[int, "Jobs that could start now, in the ledger and in a foreign queue."]
+    tracked: Annotated[int, "Of these, tracked jobs without a Task, in the ledger: listed and cleared with the queue."]
+    limited: Annotated[int, "Of these, jobs of Tasks with a `parallel`, which want no more threads than that."]
     oldest_s: Annotated[float | None, "Seconds since the first of these could start, where it is known."]
-    rate_per_s: Annotated[float, "Jobs that the processes which work it finish in a second."]
+    rate_per_s: Annotated[float, "Jobs that the processes which work it finish in a second, with those of other queues."]
     workers_wanted: Annotated[int, "Worker processes that would finish `waiting` within `target_s`."]
     backlog: Annotated[list[BacklogPart], "`waiting` by worker and priority."]
 
@@ -311,8 +313,9 @@ class Operations:
     # -- queues
 
     def queues(self, *, target_s: float = TARGET_S, only: str | None = None) -> list[QueueInfo]:
-        """Every queue that is paused, or in which something waits or runs, those of attached engines at the end. ``only``:
-        that one, even if empty; ``target_s``: the seconds within which the wanted processes would finish what waits.
+        """Every queue that is paused, that a live process works, or in which something waits, those of attached engines at
+        the end. ``only``: that one, whatever it is; ``target_s``: the seconds within which the wanted processes would
+        finish what waits.
 
         Raises :class:`InputError` for a ``target_s`` that is not from 1 to 86,400.
         """
@@ -330,14 +333,13 @@ class Operations:
         with self._ledger.database.read() as connection:
             performing = _performing(recovery.list_processes(connection), now)
             paused = lending.paused_queues(connection)
+            tracked = queries.single_tracked(connection, now)
         facts = {**here, **foreign}
         facts |= {name: replace(facts.get(name) or QueueFacts(name), paused=True) for name in paused}
-        busy = {name for name, those in performing.items() if any(each.busy for each in those)}
-        names = facts.keys() | busy | {each.queue for each in waiting} if only is None else {_queue_name(only)}
-        parts: dict[str, list[queries.Backlog]] = {name: [] for name in names}
+        names = facts.keys() | performing.keys() | {each.queue for each in waiting} if only is None else {_queue_name(only)}
+        parts = defaultdict[str, list[queries.Backlog]](list)
         for part in waiting:
-            if part.queue in parts:
-                parts[part.queue].append(part)
+            parts[part.queue].append(part)
 
         def shown(name: str) -> QueueInfo:
             its = facts.get(name) or QueueFacts(name)
@@ -348,7 +350,7 @@ class Operations:
             return {
                 "name": plain(name),
                 "length": its.length,
-                "latency_s": _age_s(its.oldest_at, now),
+                "latency_s": _waited_s(its.oldest_at, now),
                 "paused": its.paused,
                 "processes": works[name],
                 "unattended": not works[name],
@@ -358,6 +360,8 @@ class Operations:
                 "jobs_of_others": its.others,
                 "other_workers": list(self._others(name, left)) if its.others else [],
                 "waiting": count,
+                "tracked": tracked.get(name, 0),
+                "limited": sum(jobs for jobs, _ in limited),
                 "oldest_s": max((part["oldest_s"] for part in backlog if part["oldest_s"] is not None), default=None),
                 "rate_per_s": round(sum(each.rate for each in processes), 3),
                 "workers_wanted": workers_wanted(count, processes, target_s, limited),
@@ -422,25 +426,24 @@ class Operations:
     def jobs(
         self, queue: str, *, after: int = 0, limit: int = 100, newest: bool = False, take: Take = list
     ) -> dict[str, Any]:
-        """A page of the jobs in a queue, the next to run first: ``jobs``, ``total``, ``next`` (``after`` of the next page,
-        None on the last)."""
+        """A page of the jobs without a Task in a queue, the next to run first, and those in Redis before those in the
+        ledger: ``jobs``, ``total``, ``next`` (``after`` of the next page, None on the last)."""
         name = self._own_queue(queue)
-        if self._admin is None:
-            total, shown = self._untracked_jobs(name, after, limit, newest=newest)
-        else:
-            found = self._admin.jobs(name, offset=after, limit=limit, newest=newest)
-            total, shown = found.total, map(_queued_entry, found.entries)
-        jobs = take(shown)
+        checked_window(after, limit)
+        there = None if self._admin is None else self._admin.jobs(name, offset=after, limit=limit, newest=newest)
+        entries, before = ((), 0) if there is None else (there.entries, there.total)
+        count, kept = self._kept_jobs(name, max(0, after - before), limit - len(entries), newest=newest)
+        total = before + count
+        jobs = take(chain(map(_queued_entry, entries), kept))
         end = after + len(jobs)
         return {"jobs": jobs, "total": total, "next": end if jobs and end < total else None}
 
-    def _untracked_jobs(self, queue: str, after: int, limit: int, *, newest: bool) -> tuple[int, Iterator[QueuedJob]]:
+    def _kept_jobs(self, queue: str, after: int, limit: int, *, newest: bool) -> tuple[int, Iterator[QueuedJob]]:
         """How many jobs wait in a queue of the ledger, and a page of them; they are read as they are consumed."""
-        checked_window(after, limit)
         now = self._ledger.now()
         with self._ledger.database.read() as connection:
-            total = queries.untracked_length(connection, queue, now)
-            found = queries.untracked_page(connection, queue, now, offset=after, limit=limit, newest=newest)
+            total = queries.queue_length(connection, queue, now)
+            found = queries.queue_page(connection, queue, now, offset=after, limit=limit, newest=newest)
         priorities = dict(found)
         rows = queries.listed_rows(self._ledger.database, list(priorities))
         return total, (_queued_row(row, priorities[row["id"]]) for row in rows)
@@ -448,16 +451,13 @@ class Operations:
     def delete_jobs(self, queue: str, keys: Sequence[str], *, who: str = "") -> ActionResult:
         """Removes jobs from a queue for good; the items of tracked ones are cancelled."""
         result, queue, wanted = ActionResult(), self._own_queue(queue), wanted_keys(keys)
-        if self._admin is None:
-            with self._ledger.database.read() as connection:
-                found = queries.find(connection, queries.in_queue(queue, self._ledger.now()), job_ids(wanted))
-            result.done = queries.act_on_waiting(self._ledger, "delete", list(found.values()), who=who)
-            for key in wanted:
-                if key not in found:
-                    result.skip(key, NotFound("it is not in the queue (any more)"))
-            return result
+        with self._ledger.database.read() as connection:
+            found = queries.find(connection, queries.in_queue(queue, self._ledger.now()), job_ids(wanted))
+        result.done = queries.act_on_waiting(self._ledger, "delete", list(found.values()), who=who)
         for key in wanted:
-            copy = self._admin.delete_job(queue, key)
+            if key in found:
+                continue
+            copy = None if self._admin is None else self._admin.delete_job(queue, key)
             if copy is None:
                 result.skip(key, NotFound("it is not in the queue (any more)"))
                 continue
@@ -467,11 +467,12 @@ class Operations:
         return result
 
     def clear_queue(self, queue: str, *, who: str = "") -> ActionResult:
-        """Removes all jobs present at the start from a queue; the items of tracked ones are cancelled."""
+        """Removes all jobs present at the start from a queue, without those of Tasks in the ledger; the items of tracked
+        ones are cancelled."""
         queue, result = self._own_queue(queue), ActionResult()
+        for ids in self._pages(queries.in_queue(queue, self._ledger.now())):
+            result.done += queries.act_on_waiting(self._ledger, "delete", ids, who=who)
         if self._admin is None:
-            for ids in self._pages(queries.in_queue(queue, self._ledger.now())):
-                result.done += queries.act_on_waiting(self._ledger, "delete", ids, who=who)
             return result
         left = self._admin.jobs(queue, limit=1).total
         while True:  # at least once: it also removes an empty queue
@@ -1456,14 +1457,14 @@ def _parts(foreign: QueueFacts | None, parts: Sequence[queries.Backlog], now: in
             "worker": part.worker or None,
             "priority": part.priority,
             "waiting": part.waiting,
-            "oldest_s": _age_s(part.oldest_at, now),
+            "oldest_s": _waited_s(part.oldest_at, now),
         }
         for part in parts
     ]
     if foreign is not None:
         # As a process may hold some of the Tasks' jobs, this is a lower bound.
         alone = foreign.length - foreign.others - sum(part.of_tasks for part in parts)
-        age_s = None if foreign.others else _age_s(foreign.oldest_at, now)  # the oldest may be one of theirs
+        age_s = None if foreign.others else _waited_s(foreign.oldest_at, now)  # the oldest may be one of theirs
         if alone > 0:
             found.append({"worker": None, "priority": None, "waiting": alone, "oldest_s": age_s})
     return found
@@ -1481,6 +1482,15 @@ def _to_start(queue: str) -> str:
 
 def _age_s(at: int | None, now: int) -> float | None:
     return None if at is None else max(0, now - at) / SECOND
+
+
+def _waited_s(at: int | None, now: int) -> float | None:
+    """An age in steps of a second, from a minute on of 10 s, from an hour on of a minute: an answer with finer ones would
+    never equal the one before, for which its reader asks (``If-None-Match``)."""
+    age_s = _age_s(at, now)
+    if age_s is None:
+        return None
+    return age_s // (step := 1 if age_s < 60 else 10 if age_s < 3_600 else 60) * step
 
 
 # -- jobs and processes, bounded in size, for they may come from any program
@@ -1535,7 +1545,7 @@ def _listed_row(row: Mapping[str, Any]) -> WaitingEntry:
 
 
 def _queued_row(row: Mapping[str, Any], priority: int) -> QueuedJob:
-    """An untracked job that waits in a queue of the ledger."""
+    """A job without a Task that waits in a queue of the ledger."""
     return {**_ledger_job(row), "priority": priority, "enqueued_at": rfc3339(row["due_at"])}
 
 

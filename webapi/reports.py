@@ -98,7 +98,8 @@ def _report(
     title = task.progress()["title"]
     response = no_content(mimetype) if request.method == "HEAD" else _streamed(task, query, pieces, mimetype)
     set_language(response, reader_locale())
-    return attachment(response, f"task-{task_id}-{query.rows}.{ending}", title)
+    rows = "chosen" if query.only_rows else query.rows
+    return attachment(response, f"task-{task_id}-{rows}.{ending}", title)
 
 
 def _streamed(

@@ -711,7 +711,8 @@ def _of_group(group: str | None) -> sa.Select[Any]:
 
 def _needs_attention() -> Any:
     """Whether a Task has rows that failed or were not accepted, and have not succeeded since in a Task that corrects them;
-    or was not accepted, or not read to its end; or paused itself, or what should have followed it failed."""
+    or was not accepted, or not read to its end; or paused itself, or what should have followed it failed. A correction that
+    was not accepted does not: what it should have corrected does as long as it is not mended."""
 
     def sums(found: sa.Select[Any]) -> Any:
         return sa.func.coalesce(found.correlate(tasks).scalar_subquery(), 0)
@@ -721,7 +722,7 @@ def _needs_attention() -> Any:
         task_ancestors, task_tallies, _n.task_id == task_ancestors.c.task_id
     )
     mended = _t.mended + sums(finished.where(task_ancestors.c.ancestor_id == _t.id))
-    return sa.or_(
+    return (_t.resubmit_of.is_(None) | (_t.state != str(State.REJECTED))) & sa.or_(
         _t.state_reason.in_(("too_many_failures", "callback_failed")),
         _t.split_state == "failed",
         (_t.state == str(State.REJECTED)) & (_t.rejected == 0),

@@ -1504,28 +1504,34 @@ def _next_worker(connection: Connection, queue: str, now: int) -> str | None:
     return min(((lending.options_priority(said), at, i, name) for at, i, said, name in found), default=(None,))[-1]
 
 
-def untracked_length(connection: Connection, queue: str, now: int) -> int:
-    """How many untracked jobs wait in a queue."""
-    counted = sa.select(sa.func.count()).select_from(events).where(_WAITS_UNTRACKED, queue == _QUEUE)
-    return int(connection.execute(counted, {"now": now}).scalar_one())
+def single_tracked(connection: Connection, now: int) -> dict[str, int]:
+    """By queue, how many tracked jobs without a Task wait, among the first 100,000."""
+    waits = IS_ALONE & (_e["items"] > 0) & (_e.status == str(Status.ENQUEUE)) & (_e.due_at <= now)
+    first = sa.select(_QUEUE.label("queue")).where(waits).order_by(_e.due_at).limit(COUNTED).subquery()
+    found = connection.execute(sa.select(first.c.queue, sa.func.count()).group_by(first.c.queue))
+    return {str(queue): int(count) for queue, count in found}
 
 
-def untracked_page(
+def queue_length(connection: Connection, queue: str, now: int) -> int:
+    """How many jobs without a Task wait in a queue of the ledger."""
+    counted = sa.select(sa.func.count()).select_from(events).where(in_queue(queue, now))
+    return int(connection.execute(counted).scalar_one())
+
+
+def queue_page(
     connection: Connection, queue: str, now: int, *, offset: int, limit: int, newest: bool = False
 ) -> list[tuple[int, int]]:
-    """A page of the untracked jobs that wait in a queue, as (id, priority), in the order in which they run; ``newest``: the
-    reverse. Of more than :data:`LISTED` jobs, only the oldest are sorted."""
-    waiting = (
-        sa.select(_e.due_at, _e.id, _HEAD).where(_WAITS_UNTRACKED, queue == _QUEUE).order_by(_e.due_at, _e.id).limit(LISTED)
-    )
-    found = connection.execute(waiting, {"now": now}).all()
+    """A page of the jobs without a Task that wait in a queue, as (id, priority), in the order in which they run, or with
+    ``newest`` in the reverse. Of more than :data:`LISTED` jobs, only the oldest are sorted."""
+    waiting = sa.select(_e.due_at, _e.id, _HEAD).where(in_queue(queue, now)).order_by(_e.due_at, _e.id).limit(LISTED)
+    found = connection.execute(waiting).all()
     ordered = sorted(((lending.options_priority(said), at, i) for at, i, said in found), reverse=newest)
     return [(int(i), priority) for priority, _, i in ordered[offset : offset + limit]]
 
 
 def in_queue(queue: str, now: int) -> Any:
-    """The condition that an untracked job waits in a queue."""
-    return IS_UNTRACKED & (_e.status == str(Status.ENQUEUE)) & (_e.due_at <= now) & (queue == _QUEUE)
+    """The condition that a job without a Task waits in a queue of the ledger."""
+    return IS_ALONE & (_e.status == str(Status.ENQUEUE)) & (_e.due_at <= now) & (queue == _QUEUE)
 
 
 def delete_dead(ledger: Ledger, event_ids: Collection[int]) -> int:

@@ -600,7 +600,7 @@ class ItemShape:
         params = {"columns": ", ".join(self._title(f) for f in missing), "headers": listed(headers)}
         raise InputError(
             f"the sheet has no column for {params['columns']}; its columns are: {params['headers']}."
-            " Add the columns, or map yours with the option columns",
+            " Add the columns to the sheet, or rename yours; a program can map them with the option columns",
             code="missing_columns",
             errors=problems,
             text="list.missing_columns_named",

@@ -50,6 +50,14 @@ def test_an_operator_finds_what_needs_attention_by_keyboard_in_the_dark_and_on_a
         fold.click()
         expect(rows.nth(1)).to_contain_text("1 mended")
         expect(fold).to_be_focused()
+        assert page.request.post(f"{url}/api/tasks", multipart=fields).status == 422, "its row was sent again already"
+        page.goto(url)
+        expect(rows).to_have_count(5)
+        expect(rows.filter(visible=True)).to_have_count(3)
+        fold.click()
+        page.get_by_role("button", name="1 other attempt").click()
+        expect(rows.filter(visible=True)).to_have_count(5)
+        expect(rows.nth(2).locator(".badge")).to_have_text("not accepted")
 
         page.locator("body").press("g")
         page.locator("body").press("t")

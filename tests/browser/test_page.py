@@ -40,14 +40,15 @@ def test_a_sheet_is_handed_in_its_bar_moves_and_its_refused_rows_are_found_and_d
     page.evaluate("window.notReloaded = true")
     for step in (3, 6):
         shop.open_gate(step)
-        expect(page.get_by_role("progressbar")).to_have_attribute("aria-valuenow", str(step * 10))
+        expect(page.get_by_role("progressbar")).to_have_attribute("aria-valuenow", str((step + 2) * 100 // 12))
     page.locator("[data-kind=failed]").click()
     expect(page).to_have_url(re.compile(r"#rows\?status=failed$"))
     expect(page.locator("#rows tbody tr")).to_have_count(1)
     shop.open_gate(10)
     expect(page.locator("#state")).to_have_text("finished with failures")
     expect(page.locator("#words")).to_contain_text("2 rows of 10 did not succeed. 2 rows were not accepted.")
-    expect(page.locator("#percent")).to_have_text("100 %")
+    expect(page.locator("#percent")).to_have_text("100%")
+    expect(page.locator("#of")).to_have_text("12 of 12 rows")  # all of the file, as the bar
     assert page.evaluate("window.notReloaded") is True
 
     expect(page.locator("#rows [data-label=Row]")).to_have_text(["6", "11"])

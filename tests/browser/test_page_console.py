@@ -86,12 +86,19 @@ def test_an_operator_finds_the_stuck_queue_the_failing_template_and_the_process_
             expect(page.locator("#said")).to_have_text("29 jobs of the queue night deleted.")
             expect(stuck).to_have_count(0)
 
+            # Tracked jobs without a Task are listed and cleared, too; an idle queue that a process works can be paused.
+            lone = str(app.workers["enroll"].set(queue="night").perform_async({"sku": "OK-1"}))
+            expect(page.locator("#queued-jobs").get_by_role("link", name=lone)).to_be_visible()
+            asked(page, stuck.get_by_role("button", name="Clear…").click, "1 job", "Delete 1 job")
+            expect(stuck).to_have_count(0)
+            expect(row(page, "queues", "callbacks").get_by_role("button", name="Pause: callbacks")).to_be_visible()
+
             # The template that fails in two Tasks: ten run first, then all, and the rest is dismissed.
             page.get_by_role("link", name=re.compile(r"^Failures \(24\)")).click()
             expect(page).to_have_title("Dead · AsyncTask")
             template = page.locator("#templates tbody tr")
             expect(template).to_contain_text("RuntimeError: cannot read BUG-‹n›")
-            expect(template.locator("td").nth(1)).to_have_text("24100 %")
+            expect(template.locator("td").nth(1)).to_have_text("24100%")
             for task in failing:
                 expect(template.get_by_role("link", name=f"Task {task.id}", exact=True)).to_be_visible()
             expect(template).to_contain_text("In the last hour: 24. In the hour before: 0.")
@@ -102,7 +109,7 @@ def test_an_operator_finds_the_stuck_queue_the_failing_template_and_the_process_
             expect(page.locator("#said")).to_have_text("10 jobs started again.")
             failing[1].wait(60)
             page.reload()
-            expect(template.locator("td").nth(1)).to_have_text("24100 %")  # they fail as before
+            expect(template.locator("td").nth(1)).to_have_text("24100%")  # they fail as before
             # The rows of one Task were corrected and sent again: all of them are left out, and the message counts each.
             report = page.request.get(f"{said['url'].rstrip('/')}/api/tasks/{failing[0].id}/report.csv").text()
             file = {"name": "corrected.csv", "mimeType": "text/csv", "buffer": report.replace("BUG-", "OK-").encode()}
@@ -112,7 +119,7 @@ def test_an_operator_finds_the_stuck_queue_the_failing_template_and_the_process_
             expect(page.locator("#said")).to_contain_text("12 jobs started again. Not done: 12 jobs")
             failing[1].wait(60)
             page.reload()
-            expect(template.locator("td").nth(1)).to_have_text("24100 %")
+            expect(template.locator("td").nth(1)).to_have_text("24100%")
             asked(
                 page, template.get_by_role("button", name=re.compile("^Dismiss all…")).click, "24 jobs", "Dismiss 24 jobs"
             )
@@ -169,10 +176,22 @@ def test_the_operators_pages_fit_a_phone_and_the_jobs_of_a_list_are_run_now(page
             page.goto(f"{url}/{path}")
             page.wait_for_load_state("networkidle")
             assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), path
+            expect(page.locator(".top nav [aria-current=page]")).to_be_in_viewport(ratio=1)
             assert page.locator("nav [aria-current=page]").first.inner_text() in page.locator("nav").first.inner_text()
         expect(page.locator("#webhooks-card")).to_contain_text("sent to receiver.example")
         with closing(AsyncTask(environ=shop.environ)) as other:
-            processes.register(other.ledger, other.host, kind="worker", pid=os.getpid(), lease_s=600, concurrency=3)
+            here: dict[str, Any] = {
+                "kind": "worker",
+                "pid": os.getpid(),
+                "lease_s": 600,
+                "concurrency": 3,
+                "queues": ["slow"],
+            }
+            processes.register(other.ledger, other.host, **here)
+            processes.beat(other.ledger, lease_s=600, busy=0, info='{"pace": 0.5}')
+            app.submit("enroll", [{"sku": f"OK-{n}"} for n in range(300)], queue="slow", parallel=1)
+            page.goto(f"{url}/queues")
+            expect(row(page, "queues", "slow")).to_contain_text("It takes about 10 min: Tasks limit their jobs at once")
 
             def is_held() -> bool:
                 processes.renew(other.ledger.database, {other.ledger.identity: []}, lease_s=600)

@@ -573,7 +573,7 @@ def test_knobs_that_were_refused_or_whose_answer_was_lost_stay_as_they_were_type
         expect(page.get_by_label("Jobs at once")).to_have_value("5")
         tolerated.fill("many")
         apply.click()
-        expect(page.locator("#problem")).to_contain_text("tolerated_failures")
+        expect(page.locator("#problem .scroll td").nth(1)).to_have_text("Pause after more failures than")
         sent(url, "PATCH", f"/{task_of(page)}", parallel=6)
         expect(page.get_by_label("Jobs at once")).to_have_value("6")
         expect(tolerated).to_have_value("many")

@@ -231,5 +231,5 @@ def test_workers_are_wanted_by_the_rate_that_the_heartbeats_say(world: World) ->
             app.operations.queues(target_s=wrong)
     app.submit("brief", numbers(1_000), parallel=2, queue="default")
     (found,) = app.operations.queues(target_s=50)
-    assert found["waiting"] == 1_100
+    assert (found["waiting"], found["limited"]) == (1_100, 1_000)
     assert found["workers_wanted"] == 5, "no more threads than its Task may use"

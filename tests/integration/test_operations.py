@@ -342,8 +342,8 @@ def test_queues_show_what_waits_and_whether_anybody_works_them(app: AsyncTask) -
     launcher = app.launcher(concurrency=1, queues={"other": 1, "busy": 1}, shutdown_s=5)
     launcher.start()
     try:
-        (queue,) = app.operations.queues()
-        assert (queue["processes"], queue["unattended"]) == (0, True)
+        found = {each["name"]: (each["processes"], each["unattended"]) for each in app.operations.queues()}
+        assert found == {"busy": (1, False), "lonely": (0, True), "other": (1, False)}, "idle ones can be paused"
         app.workers["loose"].set(queue="other").perform_async({"n": 1})
         (process,) = [each for each in app.operations.processes() if each["kind"] == "worker"]
         assert (process["alive"], sorted(process["queues"])) == (True, ["busy", "other"])
@@ -430,6 +430,25 @@ def test_a_queue_is_paused_with_redis_and_without(app: AsyncTask, run: Callable[
 
 
 # -- untracked jobs
+
+
+def test_tracked_jobs_without_a_task_are_listed_and_cleared_with_their_queue(app: AsyncTask) -> None:
+    mend(app)
+    loose, once = app.workers["loose"], app.workers["once"]
+    jid, *ids = [str(worker.set(queue="stuck").perform_async({"n": 1})) for worker in (loose, once, once, once)]
+    task = app.submit("once", [{"n": 2}], queue="stuck")
+    (queue,) = app.operations.queues()
+    assert (queue["waiting"], queue["length"], queue["tracked"]) == (5, 1, 3)
+    first = app.operations.jobs("stuck", limit=2)
+    rest = app.operations.jobs("stuck", after=first["next"])
+    jobs = [*first["jobs"], *rest["jobs"]]
+    assert (first["total"], rest["next"]) == (4, None)
+    assert {job["job_id"]: job["tracked"] for job in jobs} == {jid: False, **dict.fromkeys(ids, True)}
+    assert app.operations.delete_jobs("stuck", [ids[0]]).done == 1
+    assert app.operations.clear_queue("stuck").done == 3
+    assert [app.event(each)["status"] for each in ids] == ["cancelled"] * 3
+    assert [each["waiting"] for each in app.operations.queues()] == [1], "the job of the Task stays"
+    assert not task.progress()["done"]
 
 
 def test_untracked_jobs_of_a_queue_are_listed_deleted_and_cleared_by_priority(app: AsyncTask) -> None:

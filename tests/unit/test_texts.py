@@ -186,7 +186,7 @@ def test_a_refusal_as_a_whole_is_told_in_every_language() -> None:
     error = caught.value
     assert render_whole(error, "en") == str(error)
     assert render_whole(error, "zh_CN") == (
-        "表中缺少这些列：sku, quantity；现有的列：name, size。请补上，或用 columns 选项指定对应关系"
+        "表中缺少这些列：sku, quantity；现有的列：name, size。请补上或改列名；程序可用 columns 选项指定对应关系"
     )
     told = localised(error, "ja")
     assert str(told).startswith("必要な列がありません: sku, quantity。")

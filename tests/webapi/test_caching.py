@@ -5,14 +5,16 @@ from __future__ import annotations
 import gzip
 import json
 import re
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from support.clocks import SettableClock
 from support.serving import Shop
-from support.webshop import Client
+from support.webshop import Client, client_of
 
 from asynctask import AsyncTask
 from webapi.caching import fingerprint_of
@@ -67,6 +69,20 @@ def test_a_list_that_has_not_changed_is_not_sent_again(app: AsyncTask, client: C
     task.pause()
     assert client.get("/api/tasks", headers={"If-None-Match": tag}).status_code == 200
     assert "ETag" not in client.get("/healthz").headers
+
+
+def test_queues_in_which_jobs_wait_are_not_sent_again_for_a_part_of_a_second(make_app: Callable[..., AsyncTask]) -> None:
+    """Failed while the age of the oldest job was given as exactly as it is known."""
+    clock = SettableClock()
+    app = make_app(clock=clock)
+    app.submit("anything", [1])
+    client, tag = client_of(app), ""
+    for later, oldest_s in ((0.3, 0), (0.9, 0), (59.5, 59), (75, 70), (79, 70), (7_300, 7_260), (7_310, 7_260)):
+        clock.seconds = 100 + later
+        answer = client.get("/api/queues")
+        assert answer.json["queues"][0]["oldest_s"] == oldest_s
+        assert (client.get("/api/queues", headers={"If-None-Match": tag}).status_code == 304) == (later in (0.9, 79, 7_310))
+        tag = answer.headers["ETag"]
 
 
 @pytest.mark.parametrize("path", ["/", "/static/words.js", "/static/app.css", "/openapi.json", "/metrics"])

@@ -72,7 +72,10 @@ def test_without_a_header_it_is_the_applications_language(make_app: Callable[...
     [
         ("sku\n,\n", "列表中没有数据，请在表头下至少填写一行"),
         ("sku,Quantity\n,1\n", "没有一行可以接受，请更正列出的各行"),
-        ("Quantity,note\n1,x\n", "表中缺少这些列：sku；现有的列：Quantity, note。请补上，或用 columns 选项指定对应关系"),
+        (
+            "Quantity,note\n1,x\n",
+            "表中缺少这些列：sku；现有的列：Quantity, note。请补上或改列名；程序可用 columns 选项指定对应关系",
+        ),
     ],
 )
 def test_lists_that_are_refused_as_a_whole_are_told_in_the_readers_language(

@@ -1,7 +1,7 @@
 // Building and filling elements. Data goes in as text only: nothing here, or anywhere, sets innerHTML.
 
 import { ofCode, parts, t } from "./i18n.js";
-import { ago, when } from "./words.js";
+import { KNOBS, ago, when } from "./words.js";
 
 export const $ = (selector, root = document) => root.querySelector(selector);
 export const $$ = (selector, root = document) => [...root.querySelectorAll(selector)];
@@ -199,10 +199,13 @@ function choice(name, value, text, onChoice) {
 
 const SHOWN = 200;
 
+/** What is at fault: a column of the sheet, or the setting of the Task that a field of a request is. */
+const faulty = ({ row, column, code }) => (row === null && code !== "missing_columns" && Object.hasOwn(KNOBS, column ?? "") ? KNOBS[column] : user(column));
+
 /** Bad rows as a table, with the cells that are at fault. */
 export function errorTable(errors, total) {
   const rows = errors.slice(0, SHOWN).map((e) =>
-    el("tr", {}, el("td", { class: "number" }, e.row ?? ""), el("td", {}, user(e.column)), el("td", {}, user(e.message)),
+    el("tr", {}, el("td", { class: "number" }, e.row ?? ""), el("td", {}, faulty(e)), el("td", {}, user(e.message)),
       el("td", { class: "fault" }, e.value === null || e.value === undefined ? "" : user(plain(e.value), { class: "user value" }))));
   const heads = [t("Row"), t("Column"), t("Reason"), t("Value")].map((h, i) => el("th", { scope: "col", class: i === 0 ? "number" : null }, h));
   const table = el("table", {}, el("thead", {}, el("tr", {}, heads)), el("tbody", {}, rows));

@@ -5,7 +5,7 @@ import { sparkline } from "./chart.js";
 import { Pages, doing, jobLink, name, taskLink } from "./console.js";
 import { $, $$, el, mixed, moment, plain, rowsOf, setText, show, user, whySkipped } from "./dom.js";
 import { parts, t } from "./i18n.js";
-import { count, heard, jobs as jobsOf, listed, saidBy } from "./words.js";
+import { count, heard, jobs as jobsOf, listed, portion, saidBy } from "./words.js";
 
 const page = $("#failures");
 const { api, list } = page.dataset;
@@ -45,7 +45,7 @@ function fill(row, { template, jobs }) {
   setText($(".user", error), saidBy(template));
   if (before?.sample_job_id !== template.sample_job_id) $("small", error).replaceChildren(...sample(template));
   setText($("strong", number), count(template.count));
-  setText($("small", number), `${Math.floor((100 * template.count) / jobs)} %`);
+  setText($("small", number), portion(template.count, jobs));
   drawTrend(trend, template.hours);
   drawTime(first, template.first_at);
   drawTime(last, template.last_at);

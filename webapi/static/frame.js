@@ -5,6 +5,12 @@ import { $, $$, freshen } from "./dom.js";
 import { t } from "./i18n.js";
 import { zone } from "./words.js";
 
+// -- The navigation: on a narrow page the current entry may be beside what is shown of it ----------------------------------
+
+const nav = $(".top nav");
+const current = nav && $("[aria-current]", nav);
+if (current) nav.scrollLeft = current.offsetLeft - nav.offsetLeft - (nav.clientWidth - current.offsetWidth) / 2;
+
 // -- Times -------------------------------------------------------------------------------------------------------------
 
 const FRESH_MS = 10_000;

@@ -119,12 +119,17 @@ function fill({ row, bar }, p) {
   setText(row.children[4], pace(p));
 }
 
-/** Puts the rows in order: the newest first, and what another Task corrects behind that, folded. */
+/** Behind which Task one is folded: behind its newest correction, or if it is a correction that was not accepted, behind what that was of. */
+function foldedUnder({ resubmitted_by: corrections, state, resubmit_of: corrected }) {
+  return Math.max(0, ...[...corrections, ...(state === "rejected" && corrected !== null ? [corrected] : [])].filter((id) => shown.has(id)));
+}
+
+/** Puts the rows in order: the newest first, and what another Task corrects, or was no correction, behind that, folded. */
 function arrange() {
   const under = new Map();
   const top = [];
   for (const found of [...shown.values()].sort((a, b) => b.p.task_id - a.p.task_id)) {
-    const by = Math.max(0, ...found.p.resubmitted_by.filter((id) => shown.has(id)));
+    const by = foldedUnder(found.p);
     if (by) under.set(by, [...(under.get(by) ?? []), found]);
     else top.push(found);
   }
@@ -135,7 +140,8 @@ function arrange() {
     show(found.row, visible);
     show(found.fold, earlier.length > 0);
     found.fold.setAttribute("aria-expanded", String(found.open));
-    setText(found.fold, tn("{n} earlier attempt", "{n} earlier attempts", earlier.length));
+    const areEarlier = earlier.every((each) => each.p.task_id < found.p.task_id);
+    setText(found.fold, areEarlier ? tn("{n} earlier attempt", "{n} earlier attempts", earlier.length) : tn("{n} other attempt", "{n} other attempts", earlier.length));
     order.push(found.row);
     for (const each of earlier) place(each, depth + 1, visible && found.open);
   };

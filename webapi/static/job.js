@@ -3,7 +3,7 @@
 import { Poller, attempt, call, linked } from "./api.js";
 import { $, $$, drawBadge, drawFacts, drawMixed, el, mixed, moment, setText, show, sure, user } from "./dom.js";
 import { parts, t, tn } from "./i18n.js";
-import { STATUSES, count, duration, heard, listed, own } from "./words.js";
+import { STATUSES, count, duration, heard, listed, own, percents } from "./words.js";
 
 const page = $("#job");
 const self = page.dataset.job;
@@ -45,8 +45,8 @@ function far(job) {
   if (job.progress === null) return null;
   const { done, total, percent } = job.progress;
   if (total === null) return count(done);
-  const values = { done: count(done), total: count(total), percent };
-  return percent === null ? t("{done} of {total}", values) : t("{done} of {total} ({percent} %)", values);
+  const values = { done: count(done), total: count(total), percent: percent === null ? "" : percents(Math.floor(percent)) };
+  return percent === null ? t("{done} of {total}", values) : t("{done} of {total} ({percent})", values);
 }
 
 /** What the items of a slice came to so far. */

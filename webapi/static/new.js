@@ -4,7 +4,7 @@
 import { attempt, download, look as lookInto, upload } from "./api.js";
 import { $, $$, drawBar, el, errorTable, leave, setText, show, showProblem, user } from "./dom.js";
 import { parts, t } from "./i18n.js";
-import { acceptance, rows, sentences } from "./words.js";
+import { acceptance, percents, rows, sentences } from "./words.js";
 
 const form = $("#upload");
 const KEPT = "="; // a column that stays a member of the item under its own name
@@ -71,7 +71,7 @@ async function send(box, button, work, onChoice = null) {
 /** Draws the share that has gone, and after that what `then` happens, of which no share is known. */
 const sending = (then) => (share) => {
   const whole = Math.floor(share * 100);
-  const text = whole < 100 ? t("Sending: {percent} %", { percent: whole }) : then;
+  const text = whole < 100 ? t("Sending: {percent}", { percent: percents(whole) }) : then;
   drawBar($("#sending-bar"), [["finish", whole < 100 ? share : 0]], { percent: whole < 100 ? whole : null, text });
   setText($("#sending-text"), text);
 };

@@ -16,13 +16,20 @@ const chosen = new URLSearchParams(location.search).get("queue");
 /** A picture by queue. */
 const hours = new Map();
 
+/** Jobs that the page of the queue lists, and that are deleted with it: those of Tasks are not. */
+const single = (q) => q.length + q.tracked;
+const SOON_S = 60;
+/** Whether it takes long although all threads that Tasks may use are there. */
+const isLimited = (q) => q.limited > 0 && q.rate_per_s > 0 && q.waiting / q.rate_per_s > SOON_S;
+
 const waits = (q) => q.waiting + q.length + q.jobs_of_others > 0;
 const isStuck = (q) => q.unattended && waits(q);
 
 function state(q) {
   if (q.unattended) return [t("no process works it"), isStuck(q) ? "error" : ""];
   if (q.paused) return [t("paused"), "paused"];
-  return q.workers_wanted > q.processes ? [t("too few workers"), "partial"] : [t("keeps up"), "finished"];
+  if (q.workers_wanted > q.processes) return [t("too few workers"), "partial"];
+  return isLimited(q) ? [t("limited"), "partial"] : [t("keeps up"), "finished"];
 }
 
 /** What a person should know or do: entries of a list. */
@@ -31,6 +38,9 @@ function notes(q) {
   if (isStuck(q) && q.mend) found.push(english(q.mend));
   if (q.unattended && q.paused) found.push(t("It is paused, too."));
   if (q.jobs_of_others) found.push(parts("Jobs of workers that its processes lack: {n} ({workers}).", { n: count(q.jobs_of_others), workers: user(listed(q.other_workers)) }));
+  if (!q.unattended && !q.paused && q.workers_wanted <= q.processes && isLimited(q)) {
+    found.push(t("It takes about {time}: Tasks limit their jobs at once (parallel), and more processes do not help.", { time: duration(q.waiting / q.rate_per_s) }));
+  }
   return found.map((each) => el("li", {}, each));
 }
 
@@ -54,9 +64,9 @@ function fill(row, q) {
   const [pause, clear] = $(".actions", row).children;
   pause.dataset.paused = String(q.paused);
   name(pause, q.paused ? t("Resume") : t("Pause"), q.name);
-  clear.dataset.length = q.length;
+  clear.dataset.length = single(q);
   show(pause, q.engine === null);
-  show(clear, q.engine === null && q.length > 0);
+  show(clear, q.engine === null && single(q) > 0);
 }
 
 // -- What can be done --------------------------------------------------------------------------------------------------
@@ -80,7 +90,7 @@ function clearing(queue) {
     return t("{jobs} of the queue {queue} deleted.", { jobs: jobsOf(done), queue });
   }, () => {
     const number = jobsOf(Number(node.dataset.length));
-    return [t("Clear this queue?"), t("{jobs} of the queue {queue} will be deleted for good. Items of Tasks among them end as cancelled.", { jobs: number, queue }), t("Delete {jobs}", { jobs: number })];
+    return [t("Clear this queue?"), t("{jobs} of the queue {queue} will be deleted for good; tracked ones end as cancelled. Jobs of Tasks stay.", { jobs: number, queue }), t("Delete {jobs}", { jobs: number })];
   });
   return node;
 }

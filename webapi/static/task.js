@@ -6,7 +6,7 @@ import { sparkline } from "./chart.js";
 import { language, parts, t, tn } from "./i18n.js";
 import { Pages, Rows, columnsOf, kind, line, place, reasons } from "./rows.js";
 import {
-  CALLBACKS, CALLED, COUNTS, KNOBS, ROWS, SHARDS, WAITS, badge, changes, count, duration, left, listed, logged, nextStep, pace, percent, rate, reached, retriable, rows, saidBy, segments,
+  CALLBACKS, CALLED, COUNTS, KNOBS, ROWS, SHARDS, WAITS, badge, changes, count, duration, ended, left, listed, logged, nextStep, pace, percent, portion, rate, reached, retriable, rows, rowsOfFile, saidBy, segments,
   sentence, together, turned,
 } from "./words.js";
 
@@ -55,15 +55,15 @@ let said = "";
 function drawHead(p) {
   const title = p.title || t("Task {task}", { task: p.task_id });
   setText($("#task-title"), title);
-  document.title = `${p.progress.percent === null ? "" : `${Math.floor(p.progress.percent)} % · `}${title}`;
+  document.title = `${p.progress.percent === null ? "" : `${percent(p)} · `}${title}`;
   drawBadge($("#state"), badge(p));
   drawMixed($("#words"), sentence(p, of));
   drawBar($("#bar"), segments(p), { percent: reached(p), text: `${percent(p)}, ${sentence(p, of)}` });
   setText($("#percent"), p.counts.total || !p.done ? percent(p) : "");
-  setText($("#of"), p.counts.total || !p.done ? t("{done} of {rows}", { done: count(p.progress.done), rows: rows(p.counts.total, of) }) : "");
+  setText($("#of"), p.counts.total || !p.done ? t("{done} of {rows}", { done: count(ended(p)), rows: rows(rowsOfFile(p), of) }) : "");
   setText($("#pace"), pace(p, of));
   // A reader of screens hears every tenth and every change of state, not every row.
-  const now = `${p.state} ${Math.floor((p.progress.percent ?? 0) / 10)}`;
+  const now = `${p.state} ${Math.floor((reached(p) ?? 0) / 10)}`;
   if (now !== said) drawMixed($("#live"), together(percent(p), sentence(p, of)));
   said = now;
 }
@@ -582,7 +582,7 @@ async function loadGroups(p) {
   const { errors } = await call(`${self}/errors`, { has: "errors" });
   const all = errors.reduce((sum, g) => sum + g.count, 0);
   redraw($("#groups tbody"), $("#panel-problems"), () => $("#groups tbody").replaceChildren(...errors.map((g) =>
-    el("tr", {}, el("td", { class: "number" }, count(g.count)), el("td", { class: "number" }, `${Math.round((g.count / all) * 100)} %`),
+    el("tr", {}, el("td", { class: "number" }, count(g.count)), el("td", { class: "number" }, portion(g.count, all)),
       el("td", {}, kind(g.status)), el("td", {}, user(saidBy(g)), instance(g)),
       el("td", {}, samples(g)), el("td", {}, mayControl && el("span", { class: "row" }, again(g)))))));
   grouped = now;

@@ -6,6 +6,7 @@ import { filled, language, locale, t, tn } from "./i18n.js";
 const { messages, reasons } = JSON.parse(document.body.dataset.ofServer);
 
 const numbers = new Intl.NumberFormat(locale);
+const percentages = new Intl.NumberFormat(locale, { style: "percent", maximumFractionDigits: 0 });
 const rates = new Intl.NumberFormat(locale, { maximumFractionDigits: 1 });
 
 export const count = (n) => numbers.format(n);
@@ -15,6 +16,10 @@ export const ROWS = (n) => tn("{n} row", "{n} rows", n);
 export const SHARDS = (n) => tn("{n} shard", "{n} shards", n);
 export const rows = (n, of = ROWS) => of(n);
 export const jobs = (n) => tn("{n} job", "{n} jobs", n);
+/** A whole number of percents. */
+export const percents = (n) => percentages.format(n / 100);
+/** A part of a whole in percents. */
+export const portion = (n, all) => percents(Math.round((100 * n) / all));
 export const rate = (n) => rates.format(n);
 /** Memory: "120 MB". */
 export const bytes = (n) => `${numbers.format(Math.round(n / 1_000_000))} MB`;
@@ -380,13 +385,20 @@ export const WAITS = {
   paused: t("It is paused."),
 };
 
-/** How much of the bar is reached, for readers of screens; null while nobody knows. Of a list that was rejected it is nothing. */
-export const reached = (p) => (p.done ? (p.progress.percent ?? 0) : p.progress.percent);
+/** The rows of the file, and of these the ones that have ended: what was not accepted has. */
+export const rowsOfFile = (p) => p.counts.total + p.split.rejected;
+export const ended = (p) => p.progress.done + p.split.rejected;
+
+/** How much of the bar is reached, in whole percents; null while nobody knows. Of a list that was rejected it is nothing. */
+export function reached(p) {
+  if (p.counts.total === 0 || p.progress.percent === null) return p.done ? 0 : p.progress.percent;
+  return Math.floor((100 * ended(p)) / rowsOfFile(p));
+}
 
 /** Percent and number of rows, where there are any. */
-export const amount = (p) => (p.counts.total || !p.done ? t("{percent} of {total}", { percent: percent(p), total: count(p.counts.total) }) : "");
+export const amount = (p) => (p.counts.total || !p.done ? t("{percent} of {total}", { percent: percent(p), total: count(rowsOfFile(p)) }) : "");
 
-export const percent = (p) => (p.progress.percent === null ? "–" : `${Math.floor(p.progress.percent)} %`);
+export const percent = (p) => (p.progress.percent === null ? "–" : percents(reached(p)));
 
 // -- How a request ended without its result ----------------------------------------------------------------------------
 
