@@ -438,7 +438,7 @@ def waiting(task_id: int) -> Response:
     return json_response({"reasons": reasons}, cache="no-store")
 
 
-@blueprint.serve("POST /<int:task_id>/items", "addItems", Added, responses=[409, 413, 415])
+@blueprint.serve("POST /<int:task_id>/items", "addItems", Added, responses=[409, 413, 415], reads_body=True)
 def add(task_id: int) -> Response:
     """Add items to an open Task
 

@@ -349,6 +349,8 @@ def ended(**counts: int) -> dict[str, Any]:
 PROGRESS: dict[str, Any] = {
     "state_reason": None,
     "retrying": 0,
+    "mended": 0,
+    "resubmitted": 0,
     "started_at": "2026-11-21T05:12:00Z",
     "control": {"in_flight": 0},
     **split(),

@@ -539,6 +539,7 @@ def test_a_pause_and_a_resume_of_any_queue_end_a_wait(make: Callable[..., RedisB
     """Taken out: `paused` among what the connection is told of. A resumed queue was fetched from after the whole wait."""
     broker = make()
     for change in (raw.sadd, raw.srem):
+        wait_for(lambda: listeners(raw) == 0, "the wait before has ended")
         ended, news = waiting_for(broker, ["default"])
         wait_for(lambda: listeners(raw) == 1, "it listens")
         change("paused", "default")

@@ -401,7 +401,7 @@ const link = (task) => el("a", { href: new URL(task, location.href).pathname }, 
 
 function drawCorrections(p) {
   // Of a list that was not accepted as a whole there is no row whose place a corrected one could take.
-  if (correct) show(correct, p.state_reason !== "rows_rejected" && left(p) > 0 && REPORTS[0][2](p) + REPORTS[2][2](p) > 0);
+  if (correct) show(correct, notTaken || p.state_reason !== "rows_rejected" && left(p) > 0 && REPORTS[0][2](p) + REPORTS[2][2](p) > 0);
   const box = $("#corrections");
   const now = JSON.stringify([p.parent, p.resubmit_of, p.resubmitted_by]);
   if (box.dataset.now === now) return;
@@ -430,6 +430,9 @@ async function loadChildren(p) {
     el("span", { class: "quiet" }, listed([percent(each), badge(each)[0]])))));
 }
 
+/** Whether the last sending had no good answer: its rows may have been taken, and it may be sent again as it is. */
+let notTaken = false;
+
 correct?.addEventListener("submit", (event) => {
   event.preventDefault();
   sendCorrected({});
@@ -438,14 +441,14 @@ correct?.addEventListener("submit", (event) => {
 async function sendCorrected(options) {
   if (!correct.reportValidity()) return;
   const again = (name, value) => sendCorrected({ ...options, [name]: value });
-  await attempt($("#problem"), $("button", correct), async () => {
+  notTaken = !(await attempt($("#problem"), $("button", correct), async () => {
     const fields = new FormData(correct);
     fields.set("worker", correct.dataset.worker);
     fields.set("resubmit_of", id);
     for (const [name, value] of Object.entries(options)) fields.set(name, value);
     const task = await upload(document.body.dataset.api, fields, () => {});
     await leave(task.links.ui);
-  }, again);
+  }, again));
   poller.now();
 }
 
