@@ -123,8 +123,10 @@ const unsuccessful = (c) => c.failed + c.error;
 const startsLater = (p) => Boolean(p.control.start_at) && p.started_at === null && new Date(p.control.start_at) > Date.now();
 
 const notBefore = (p) => (startsLater(p) ? t("Nothing starts before {time}.", { time: when(p.control.start_at) }) : "");
+
 /** How many rows of a Task did not succeed there, of whatever kind. */
 const unlike = ({ counts: c, split }) => c.failed + c.error + c.cancelled + split.rejected;
+
 /** Whether all that did not succeed in a Task has succeeded since in those that correct it. */
 const isMended = (p) => p.mended > 0 && p.mended >= unlike(p);
 
